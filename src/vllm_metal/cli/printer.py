@@ -1,0 +1,38 @@
+"""The one place that writes to the terminal: data to stdout, talk to stderr."""
+
+from __future__ import annotations
+
+import sys
+
+from vllm_metal.errors import MetalError
+
+
+def out(text: str = "", *, end: str = "\n") -> None:
+    """Data, which a user may pipe."""
+    sys.stdout.write(text + end)
+    sys.stdout.flush()
+
+
+def note(text: str = "", *, end: str = "\n") -> None:
+    """Talk: what is going on."""
+    sys.stderr.write(text + end)
+    sys.stderr.flush()
+
+
+def warning(text: str) -> None:
+    note(f"{_style('warning:', '33')} {text}")
+
+
+def error(exc: MetalError) -> None:
+    """`error: …`, and after a blank line `hint: …`."""
+    note(f"{_style('error:', '31')} {exc.message}")
+    if exc.hint:
+        note(f"\n{_style('hint:', '36')} {exc.hint}")
+
+
+def _style(text: str, code: str) -> str:
+    import os
+
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        return text
+    return f"\x1b[1;{code}m{text}\x1b[0m"

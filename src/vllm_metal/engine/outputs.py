@@ -1,0 +1,58 @@
+"""What the engine thread hands out: plain values only, never an array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """News of one request since the last one: `text` and `token_ids` are deltas, the counts are totals.
+
+    The joined `text` of all outputs is the answer. `finish_reason` is set on the last output only; `error`
+    goes with FinishReason.ERROR and is in the user's words.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def merge(self, later: RequestOutput) -> None:
+        """Append `later`, so that a slow reader holds one output and not a queue."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.finish_reason = later.finish_reason
+        self.num_cached_tokens = later.num_cached_tokens
+        self.num_output_tokens = later.num_output_tokens
+        self.error = later.error
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot after a step, for `/health`, `metal status` and metrics."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_used_bytes: int = 0
+    kv_budget_bytes: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0

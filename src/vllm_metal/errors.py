@@ -1,0 +1,96 @@
+"""Errors a user can act on. Each carries its own hint; one renderer in `cli/` prints both.
+
+MetalError                    exit 1: the user's to mend
+├── ConfigError               a TOML file, flag or environment variable
+├── ModelError
+│   ├── ModelNotFound         no such model here or on the hub
+│   ├── NotAModel             a path that holds no model
+│   └── UnsupportedModel      a model this version cannot run
+├── DownloadError             network, hub, checksum, disk space
+├── PortInUse
+├── ServerUnreachable         raised by the client side
+├── InvalidRequest            HTTP 400; knows the field
+│   └── PromptTooLong
+├── EngineBusy                HTTP 429: the queue is full
+├── EngineUnavailable         HTTP 503: loading, draining or failed
+└── EngineError               exit 3, HTTP 500: ours
+"""
+
+from __future__ import annotations
+
+
+class MetalError(Exception):
+    """`message` is one line in the user's words; `hint` says what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(MetalError):
+    pass
+
+
+class ModelError(MetalError):
+    pass
+
+
+class ModelNotFound(ModelError):
+    pass
+
+
+class NotAModel(ModelError):
+    pass
+
+
+class UnsupportedModel(ModelError):
+    pass
+
+
+class DownloadError(MetalError):
+    """`retryable` is true when the same call may succeed later: no network, hub down."""
+
+    def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.retryable = retryable
+
+
+class PortInUse(MetalError):
+    pass
+
+
+class ServerUnreachable(MetalError):
+    pass
+
+
+class InvalidRequest(MetalError):
+    """A request that can never be served as it stands. `param` is the JSON path of the field."""
+
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
+class PromptTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class EngineBusy(MetalError):
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(MetalError):
+    def __init__(self, message: str, *, hint: str | None = None, retry_after_s: int = 5) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class EngineError(MetalError):
+    exit_code = 3
