@@ -1,0 +1,96 @@
+"""What a user may call a model: a hub repository, a path or an alias."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_metal.errors import ModelNotFound
+from vllm_metal.hub.aliases import ALIASES
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """`repo` is `org/name`; `revision` is a branch, tag or commit, None for the default branch."""
+
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.repo}@{self.revision}" if self.revision else self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class PathSource:
+    """An existing directory or file, absolute and with symbolic links kept."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class AliasSource:
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Source = HubSource | PathSource | AliasSource
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_REPO = re.compile(rf"({_PART}/{_PART})(?:@([^\s@]+))?")
+_URL = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)"
+    r"/([^/\s?#]+/[^/\s?#]+)(?:/(?:tree|blob|resolve)/([^/\s?#]+)[^\s?#]*)?/?(?:[?#]\S*)?"
+)
+_MAX_REPO_LENGTH = 96
+
+
+def parse_source(text: str) -> Source:
+    """The first that fits of: alias, path that exists, hub repository. Raises `ModelNotFound`."""
+    text = text.strip()
+    if text in ALIASES:
+        return AliasSource(text)
+    if path := _existing_path(text):
+        return PathSource(path)
+    if text.startswith(("/", "~", "./", "../")) or text.endswith(".gguf"):
+        raise ModelNotFound(f"`{text}` does not exist", hint="check the path")
+    if source := _hub_source(text):
+        return source
+    raise ModelNotFound(f"there is no model `{text}`", hint=_advice(text))
+
+
+def _existing_path(text: str) -> Path | None:
+    try:
+        path = Path(os.path.normpath(Path(text).expanduser().absolute()))
+        return path if text and path.exists() else None
+    except PermissionError:
+        return path
+    except (OSError, ValueError, RuntimeError):
+        return None  # longer than a path can be, holds a null byte, or names a home that does not exist
+
+
+def _hub_source(text: str) -> HubSource | None:
+    if url := _URL.fullmatch(text):
+        repo, revision = url.groups()
+        text = f"{repo}@{revision}" if revision else repo
+    match = _REPO.fullmatch(text)
+    if match is None:
+        return None
+    repo, revision = match.groups()
+    # The hub's own rules, on top of its alphabet.
+    if len(repo) > _MAX_REPO_LENGTH or "--" in repo or ".." in repo or repo.endswith(".git"):
+        return None
+    return HubSource(repo, revision)
+
+
+def _advice(text: str) -> str:
+    if near := difflib.get_close_matches(text.lower(), ALIASES, n=1):
+        return f"did you mean `{near[0]}`?"
+    return "name a hub model as `org/name`, or give the path of a model directory or `.gguf` file"

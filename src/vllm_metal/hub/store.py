@@ -1,0 +1,180 @@
+"""Which models are on disk, and what is wrong with a path that is none. Never uses the network."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vllm_metal.errors import ModelNotFound, NotAModel
+from vllm_metal.hub.aliases import ALIASES
+from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source
+
+# A text model is at the top of its repository: folders hold other formats and demos, `consolidated` files
+# the same weights once more.
+MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.tiktoken", "tokenizer.model"]
+OTHER_FILES = ["*/*", "consolidated*.safetensors", "adapter_*"]
+WEIGHTS = "model*.safetensors"
+
+_INDEX = "model.safetensors.index.json"
+_GGUF_MAGIC = b"GGUF"
+_LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """`path` is a directory of safetensors or one GGUF file; `name` is what it is served as."""
+
+    name: str
+    path: Path
+    format: Literal["safetensors", "gguf"]
+
+
+def find(source: Source, *, models_dir: Path) -> LocalModel | None:
+    """The model if all of it is on disk. Raises `NotAModel` for a path that holds none."""
+    match source:
+        case PathSource(path):
+            return inspect(path)
+        case AliasSource(name):
+            path = alias_path(name, models_dir)
+            whole = path.is_file() and path.stat().st_size == ALIASES[name].file_bytes
+            return LocalModel(name, path, "gguf") if whole else None
+        case HubSource():
+            return _find_snapshot(source)
+
+
+def alias_path(name: str, models_dir: Path) -> Path:
+    return models_dir / name / ALIASES[name].file_name
+
+
+def inspect(path: Path, *, name: str | None = None) -> LocalModel:
+    """Raises `ModelNotFound` when there is no `path`, `NotAModel` saying what it lacks."""
+    try:
+        if path.is_dir():
+            _inspect_directory(path)
+            return LocalModel(name or path.name, path, "safetensors")
+        if path.is_file():
+            _inspect_file(path)
+            return LocalModel(name or path.stem, path, "gguf")
+    except PermissionError as exc:
+        raise NotAModel(
+            f"`{exc.filename or path}` cannot be read: permission denied",
+            hint=f"see who may read it with `ls -ld {exc.filename or path}`",
+        ) from exc
+    raise ModelNotFound(f"`{path}` does not exist", hint="check the path")
+
+
+def _find_snapshot(source: HubSource) -> LocalModel | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(
+            source.repo,
+            revision=source.revision,
+            allow_patterns=MODEL_FILES,
+            ignore_patterns=OTHER_FILES,
+            local_files_only=True,
+        )
+        # Another program may have cached a part of it, with no list of files to tell.
+        return inspect(Path(folder), name=source.repo)
+    except (LocalEntryNotFoundError, NotAModel):
+        return None
+
+
+def _inspect_file(path: Path) -> None:
+    head = _head(path)
+    if head.startswith(_GGUF_MAGIC):
+        return
+    _refuse_lfs_pointer(path, head)
+    if path.suffix == ".gguf":
+        state = "is empty" if not head else "is not a GGUF file, whatever its name says"
+        raise NotAModel(f"`{path}` {state}", hint="the download may be damaged: fetch the file again")
+    if path.suffix == ".safetensors":
+        raise NotAModel(
+            f"`{path}` is a file of weights, not a whole model", hint=f"give its directory: `{path.parent}`"
+        )
+    raise NotAModel(
+        f"`{path}` is not a model",
+        hint="give a directory with `config.json` and safetensors, or a `.gguf` file",
+    )
+
+
+def _inspect_directory(path: Path) -> None:
+    names = sorted(entry.name for entry in path.iterdir())
+    if not names:
+        raise NotAModel(f"`{path}` is empty", hint="give a directory with `config.json` and safetensors")
+    if "config.json" not in names:
+        raise NotAModel(f"`{path}` has no `config.json`", hint=_without_config(path, names))
+    _read_json(path / "config.json")
+    weights = sorted(path.glob(WEIGHTS))
+    if _INDEX in names:
+        _require_shards(path)
+    elif not weights:
+        raise NotAModel(f"`{path}` holds {describe_weights(names)}", hint=CONVERT_HINT)
+    for file in weights:
+        _refuse_lfs_pointer(file, _head(file))
+
+
+CONVERT_HINT = (
+    f"models are read from `{WEIGHTS}` or a `.gguf` file; convert others with "
+    "`mlx_lm.convert --hf-path SOURCE --mlx-path FOLDER`"
+)
+
+
+def describe_weights(names: list[str]) -> str:
+    """What a folder without `WEIGHTS` has instead, in words."""
+    kinds = {
+        "GGUF files": (".gguf",),
+        "PyTorch weights (`.bin`, `.pth`)": (".bin", ".pth", ".pt"),
+        "ONNX weights": (".onnx",),
+        "safetensors of another layout": (".safetensors",),
+    }
+    found = [kind for kind, suffixes in kinds.items() if any(name.endswith(suffixes) for name in names)]
+    return f"{' and '.join(found)} but no `{WEIGHTS}`" if found else "no weights"
+
+
+def _without_config(path: Path, names: list[str]) -> str:
+    if "adapter_config.json" in names:
+        return "this is a LoRA adapter; give the model it was trained on"
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        return f"give the GGUF file itself: `{path / gguf[0]}`"
+    return "give the directory that holds `config.json` and the safetensors"
+
+
+def _require_shards(path: Path) -> None:
+    index = _read_json(path / _INDEX)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise NotAModel(f"`{path / _INDEX}` has no `weight_map`", hint="fetch the model again")
+    shards = sorted(set(weight_map.values()))
+    missing = [shard for shard in shards if not (path / shard).is_file()]
+    if missing:
+        listed = ", ".join(f"`{shard}`" for shard in missing[:3]) + (" …" if len(missing) > 3 else "")
+        raise NotAModel(
+            f"`{path}` lacks {len(missing)} of {len(shards)} weight files: {listed}",
+            hint="fetch the model again",
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as exc:
+        raise NotAModel(f"`{path}` is not valid JSON: {exc}", hint="fetch the model again") from exc
+    if not isinstance(value, dict):
+        raise NotAModel(f"`{path}` is not a JSON object", hint="fetch the model again")
+    return value
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER))
+
+
+def _refuse_lfs_pointer(path: Path, head: bytes) -> None:
+    if head == _LFS_POINTER:
+        raise NotAModel(
+            f"`{path}` is a Git LFS pointer, not the file itself", hint="run `git lfs pull` in its directory"
+        )
