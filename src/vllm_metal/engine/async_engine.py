@@ -1,0 +1,290 @@
+"""EngineCore on a thread of its own, spoken to from the event loop. The only place where the two meet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from vllm_metal.engine.core import EngineCore
+from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput
+from vllm_metal.engine.request import Request
+from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.errors import EngineBusy, EngineUnavailable, InvalidRequest, PromptTooLong
+
+logger = logging.getLogger(__name__)
+
+
+class Tokenizer(Protocol):
+    """What requests need of a tokenizer; see `engine/mlx/tokenizer.py`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, token_ids: list[int]) -> str: ...
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **template_kwargs: Any
+    ) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """What loading a model gives. `max_model_len` counts prompt and answer tokens together."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Message = AddRequest | AbortRequest | Stop
+
+
+class RequestStream:
+    """The outputs of one request, for one reader. Leaving it before the last output aborts the request.
+
+    It holds one output: what arrives before the reader comes back is merged into it.
+    """
+
+    def __init__(self, request_id: str, close: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self._close = close
+        self._output: RequestOutput | None = None
+        self._arrived = asyncio.Event()
+        self._finished = False
+
+    def put(self, output: RequestOutput) -> None:
+        if self._output is None:
+            self._output = output
+        else:
+            self._output.merge(output)
+        self._arrived.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(self.request_id)
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._finished:
+            raise StopAsyncIteration
+        await self._arrived.wait()
+        self._arrived.clear()
+        assert self._output is not None
+        output, self._output = self._output, None
+        self._finished = output.finished
+        return output
+
+
+class AsyncEngine:
+    """Create and use on the event loop. `load` runs on the engine thread, which owns all that it returns."""
+
+    def __init__(self, load: Callable[[], LoadedEngine], *, max_queued: int, seed: int | None = None) -> None:
+        self._load = load
+        self._max_queued = max_queued
+        self._seed = seed
+        self._num_seeds_given = 0
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._streams: dict[str, RequestStream] = {}
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._stopping = False
+        self.stats = EngineStats()
+        #: Set while no request is held.
+        self.idle = asyncio.Event()
+        self.idle.set()
+        #: Set when the engine can serve no more; the reason, in words.
+        self.failure: str | None = None
+        self.failed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Load the model. Raises what loading raised."""
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[LoadedEngine] = self._loop.create_future()
+        self._thread.start()
+        loaded = await asyncio.shield(self._loaded)
+        self._tokenizer = loaded.tokenizer
+        self.max_model_len = loaded.max_model_len
+
+    async def encode(self, text: str) -> list[int]:
+        return await self._loop.run_in_executor(self._tokenizing, self._tokenizer.encode, text)
+
+    async def decode(self, token_ids: list[int]) -> str:
+        return await self._loop.run_in_executor(self._tokenizing, self._tokenizer.decode, token_ids)
+
+    async def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
+        """Raises InvalidRequest when the model's chat template refuses the messages."""
+        return await self._loop.run_in_executor(
+            self._tokenizing, lambda: self._tokenizer.apply_chat_template(messages, **template_kwargs)
+        )
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
+    ) -> RequestStream:
+        """Hand a request to the engine.
+
+        Raises InvalidRequest or PromptTooLong for one that can never run, EngineBusy when the queue is full,
+        EngineUnavailable when the engine has stopped.
+        """
+        if self.failure or self._stopping:
+            raise EngineUnavailable(self.failure or "the server is shutting down")
+        self._check_prompt(prompt_token_ids)
+        if len(self._streams) >= self._max_queued:
+            raise EngineBusy(f"{len(self._streams)} requests are already queued or running")
+        left = self.max_model_len - len(prompt_token_ids)
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            max_tokens=min(params.max_tokens or left, left),
+            seed=params.seed if params.seed is not None else self._next_seed(),
+        )
+        stream = self._streams[request_id] = RequestStream(request_id, self._close_stream)
+        self.idle.clear()
+        self._inbox.put(AddRequest(request))
+        return stream
+
+    async def stop(self) -> None:
+        """Abort what runs, free the model on the engine thread and join it."""
+        self._stopping = True
+        self._inbox.put(Stop())
+        if self._thread.is_alive():
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._tokenizing.shutdown()
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    def _check_prompt(self, prompt_token_ids: list[int]) -> None:
+        if not prompt_token_ids:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < self._tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"token ids must be between 0 and {self._tokenizer.vocab_size - 1}", param="prompt"
+            )
+        if len(prompt_token_ids) >= self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt_token_ids)} tokens, and this model serves at most "
+                f"{self.max_model_len} tokens of prompt and answer together",
+                param="messages",
+            )
+
+    def _next_seed(self) -> int:
+        if self._seed is None:
+            return secrets.randbits(63)
+        self._num_seeds_given += 1
+        return self._seed + self._num_seeds_given - 1
+
+    def _close_stream(self, request_id: str) -> None:
+        if self._pop_stream(request_id) is not None:
+            self._inbox.put(AbortRequest(request_id))
+
+    def _pop_stream(self, request_id: str) -> RequestStream | None:
+        stream = self._streams.pop(request_id, None)
+        if not self._streams:
+            self.idle.set()
+        return stream
+
+    def _deliver(self, outputs: Iterable[RequestOutput], stats: EngineStats) -> None:
+        self.stats = stats
+        for output in outputs:
+            if output.finished:
+                stream = self._pop_stream(output.request_id)
+            else:
+                stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)
+
+    def _fail(self, reason: str) -> None:
+        """End every stream with `reason`, and take no more requests."""
+        self.failure = reason
+        for request_id in list(self._streams):
+            if stream := self._pop_stream(request_id):
+                stream.put(RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=reason))
+        self.failed.set()
+
+    # From here on: the engine thread.
+
+    def _run(self) -> None:
+        try:
+            loaded = self._load()
+        except BaseException as exc:
+            self._call(self._set_loaded, exc)
+            return
+        core = loaded.core
+        self._call(self._set_loaded, loaded)
+        del loaded
+        try:
+            while self._receive(core):
+                outputs = core.step()
+                self._call(self._deliver, outputs, core.stats())
+        except Exception as exc:
+            logger.exception("the engine failed")
+            self._call(self._fail, f"the engine failed: {type(exc).__name__}: {exc}")
+        finally:
+            core.close()
+
+    def _receive(self, core: EngineCore) -> bool:
+        """Apply all messages, waiting for one if there is nothing else to do; false on Stop."""
+        while True:
+            try:
+                message = self._inbox.get(block=not core.has_work())
+            except Empty:
+                return True
+            match message:
+                case AddRequest(request):
+                    self._add(core, request)
+                case AbortRequest(request_id):
+                    core.abort_request(request_id)
+                case Stop():
+                    return False
+
+    def _add(self, core: EngineCore, request: Request) -> None:
+        try:
+            core.add_request(request)
+        except Exception as exc:
+            logger.exception("request %s could not be added", request.request_id)
+            output = RequestOutput(
+                request.request_id, finish_reason=FinishReason.ERROR, error=f"{type(exc).__name__}: {exc}"
+            )
+            self._call(self._deliver, [output], core.stats())
+
+    def _call(self, callback: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            logger.debug("the event loop has closed; dropping %s", callback.__name__)
+
+    def _set_loaded(self, loaded: LoadedEngine | BaseException) -> None:
+        if isinstance(loaded, BaseException):
+            self._loaded.set_exception(loaded)
+        else:
+            self._loaded.set_result(loaded)

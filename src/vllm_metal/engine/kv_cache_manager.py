@@ -1,0 +1,80 @@
+"""Counts the KV memory that requests hold, in bytes. Holds no array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_metal.engine.request import Request
+
+#: Tokens by which a request's KV grows at a time: mlx-lm's `KVCache.step`.
+KV_STEP = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayerGroup:
+    """Layers whose KV grows alike: `bytes_per_token` in all, up to `max_tokens` (a window) if set."""
+
+    bytes_per_token: int
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """What one request of a model costs; `state_bytes` is its part that does not grow (recurrent state)."""
+
+    groups: tuple[KVLayerGroup, ...]
+    state_bytes: int = 0
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Bytes for the KV of `num_tokens` tokens, rounded up to whole steps."""
+        rounded = -(-num_tokens // KV_STEP) * KV_STEP
+        return self.state_bytes + sum(
+            group.bytes_per_token * min(rounded, group.max_tokens or rounded) for group in self.groups
+        )
+
+
+class KVCacheManager:
+    """Grants and takes back KV memory within `budget_bytes`.
+
+    The decode batch is a rectangle: every row is as long as the longest. So the cost of a set of requests is
+    their number times the cost of the longest.
+    """
+
+    def __init__(self, spec: KVCacheSpec, budget_bytes: int) -> None:
+        self.spec = spec
+        self.budget_bytes = budget_bytes
+        self._num_tokens: dict[Request, int] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return self._cost(len(self._num_tokens), max(self._num_tokens.values(), default=0))
+
+    def allocate(self, request: Request, num_tokens: int) -> bool:
+        """Let `request` hold `num_tokens` tokens of KV; false, and nothing changed, if they do not fit."""
+        held = self._num_tokens.get(request)
+        self._num_tokens[request] = num_tokens
+        if self.used_bytes <= self.budget_bytes:
+            return True
+        if held is None:
+            del self._num_tokens[request]
+        else:
+            self._num_tokens[request] = held
+        return False
+
+    def free(self, request: Request) -> None:
+        """Take back all that `request` holds; harmless if it holds nothing."""
+        self._num_tokens.pop(request, None)
+
+    def max_num_tokens(self, limit: int) -> int:
+        """The longest request, up to `limit` tokens, that fits when it is alone."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._cost(1, middle) <= self.budget_bytes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _cost(self, num_requests: int, num_tokens: int) -> int:
+        return num_requests * self.spec.num_bytes(num_tokens) if num_requests else 0

@@ -1,0 +1,39 @@
+"""The device that MLX computes on, and how much of its memory is ours to use."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import psutil
+
+from vllm_metal.errors import ConfigError
+
+
+def select(name: str) -> None:
+    """Make `auto`, `gpu` or `cpu` this thread's default device. Raises ConfigError if there is none."""
+    if name == "gpu" and not mx.is_available(mx.gpu):
+        raise ConfigError(
+            "`engine.device` is `gpu`, but MLX finds no GPU here", hint='set `engine.device = "auto"`'
+        )
+    if name != "auto":
+        mx.set_default_device(mx.gpu if name == "gpu" else mx.cpu)
+
+
+def is_cpu() -> bool:
+    return bool(mx.default_device() == mx.cpu)
+
+
+def memory_bytes() -> int:
+    """What MLX may use in all: Metal's recommended working set, elsewhere all memory of device or host."""
+    info = mx.device_info()
+    for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
+        if size := info.get(key):
+            return int(size)
+    return int(psutil.virtual_memory().total)
+
+
+def prepare() -> None:
+    """Keep weights and KV resident (Metal only), and freed buffers from piling up."""
+    limit = memory_bytes()
+    if mx.metal.is_available():
+        mx.set_wired_limit(limit)
+    mx.set_cache_limit(limit // 16)

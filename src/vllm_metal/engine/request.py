@@ -1,0 +1,80 @@
+"""A request inside the engine. Owned by the engine thread."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from vllm_metal.engine.outputs import FinishReason
+from vllm_metal.engine.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Request:
+    """Tokens asked and answered, and how many of them have their KV computed.
+
+    `num_computed_tokens` chases `num_tokens`: prefill, a chunk of it, decode and going on after a preemption
+    are all the same subtraction. `seed` is set for requests that gave none too, so that a preempted one goes
+    on as it began.
+    """
+
+    __slots__ = (
+        "finish_reason",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "params",
+        "request_id",
+        "seed",
+        "status",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        seed: int,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id}, {self.status.name}, "
+            f"{self.num_computed_tokens}/{self.num_tokens} tokens, {self.num_output_tokens} out)"
+        )

@@ -1,0 +1,36 @@
+"""Finds stop strings in text that arrives in pieces, and holds back what may yet become one."""
+
+from __future__ import annotations
+
+
+class StopStrings:
+    """`feed` returns text that is safe to show; `stopped` turns true when a stop string has been met."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.stopped = False
+        self._stops = stops
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Text up to the earliest stop string, less a tail that is the beginning of one."""
+        self._held += text
+        found = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            safe, self._held = self._held[: min(found)], ""
+            return safe
+        cut = len(self._held) - self._num_held()
+        safe, self._held = self._held[:cut], self._held[cut:]
+        return safe
+
+    def flush(self) -> str:
+        """What was held back, once no more text will come."""
+        safe, self._held = self._held, ""
+        return safe
+
+    def _num_held(self) -> int:
+        longest = max(map(len, self._stops), default=1) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-size:]) for stop in self._stops):
+                return size
+        return 0

@@ -1,0 +1,193 @@
+"""AsyncEngine over a real tiny model on its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+import tiny_models
+from engine_driver import make_core, request, solo
+from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
+from vllm_metal.engine.outputs import FinishReason
+from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.errors import EngineBusy, EngineUnavailable, InvalidRequest, NotAModel, PromptTooLong
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+class IdTokenizer:
+    vocab_size = tiny_models.VOCAB_SIZE
+
+    def encode(self, text, *, add_special_tokens=True):
+        return [ord(character) for character in text]
+
+    def decode(self, token_ids):
+        return "".join(map(chr, token_ids))
+
+    def apply_chat_template(self, messages, *, add_generation_prompt=True, **template_kwargs):
+        return self.encode(messages[-1]["content"])
+
+
+def load(name: str = "llama", **core) -> LoadedEngine:
+    return LoadedEngine(make_core(tiny_models.make(name), **core), IdTokenizer(), max_model_len=256)
+
+
+async def start(load=load, *, max_queued=8, seed=None) -> AsyncEngine:
+    engine = AsyncEngine(load, max_queued=max_queued, seed=seed)
+    await engine.start()
+    return engine
+
+
+async def ask(engine, name, prompt, params=GREEDY):
+    token_ids, last = [], None
+    async with engine.add_request(name, prompt, params) as stream:
+        async for output in stream:
+            token_ids += output.token_ids
+            last = output
+    return token_ids, last
+
+
+def test_concurrent_requests_get_what_each_gets_alone():
+    prompts = [[5, 6, 7], [1] * 30, [250, 3], [9] * 70, [4], [8, 8, 9]]
+    model = tiny_models.make("llama")
+    expected = [solo(model, request("r", prompt)).token_ids for prompt in prompts]
+
+    async def main():
+        engine = await start()
+        answers = await asyncio.gather(*(ask(engine, str(i), prompt) for i, prompt in enumerate(prompts)))
+        await engine.stop()
+        return answers
+
+    for (token_ids, last), wanted in zip(asyncio.run(main()), expected, strict=True):
+        assert token_ids == wanted
+        assert last.finish_reason is FinishReason.LENGTH
+
+
+def test_leaving_a_stream_frees_its_memory():
+    async def main():
+        engine = await start()
+        endless = SamplingParams(temperature=0.0)
+        async with engine.add_request("r", [1, 2, 3], endless) as stream:
+            await anext(stream)
+            assert engine.num_streams == 1
+        assert engine.num_streams == 0
+        # A later request's end comes after the abort in the inbox, so what it reports is the state since.
+        await ask(engine, "next", [1])
+        while engine.stats.kv_used_bytes:
+            await asyncio.sleep(0)
+        await engine.stop()
+        return engine.stats
+
+    stats = asyncio.run(asyncio.wait_for(main(), 30))
+    assert stats.num_running == stats.num_waiting == 0
+
+
+def test_a_slow_reader_holds_one_output_and_loses_nothing():
+    async def main():
+        engine = await start()
+        async with engine.add_request("r", [1, 2, 3], GREEDY) as stream:
+            await engine.idle.wait()
+            outputs = [output async for output in stream]
+        await engine.stop()
+        return outputs
+
+    (output,) = asyncio.run(asyncio.wait_for(main(), 30))
+    assert len(output.token_ids) == 12
+    assert output.finish_reason is FinishReason.LENGTH
+    assert len(output.text) == 12
+
+
+def test_what_can_never_run_is_refused_before_it_queues():
+    async def main():
+        engine = await start(max_queued=1)
+        with pytest.raises(InvalidRequest, match="empty"):
+            engine.add_request("r", [], GREEDY)
+        with pytest.raises(InvalidRequest, match="between 0 and 319"):
+            engine.add_request("r", [320], GREEDY)
+        with pytest.raises(PromptTooLong, match="256 tokens"):
+            engine.add_request("r", [1] * 256, GREEDY)
+        assert engine.num_streams == 0
+        async with engine.add_request("r", [1], SamplingParams()):
+            with pytest.raises(EngineBusy):
+                engine.add_request("s", [1], GREEDY)
+        await engine.stop()
+        with pytest.raises(EngineUnavailable):
+            engine.add_request("r", [1], GREEDY)
+
+    asyncio.run(main())
+
+
+def test_max_tokens_is_cut_to_what_the_context_leaves():
+    async def main():
+        engine = await start()
+        _, last = await ask(engine, "r", [1] * 250, SamplingParams(temperature=0.0, max_tokens=32000))
+        await engine.stop()
+        return last
+
+    assert asyncio.run(main()).num_output_tokens == 6
+
+
+def test_seeds():
+    async def main(seed):
+        engine = await start(seed=seed)
+        free = SamplingParams(max_tokens=12)
+        fixed = SamplingParams(max_tokens=12, seed=5)
+        answers = [await ask(engine, name, [1, 2], free) for name in "ab"]
+        answers += [await ask(engine, name, [1, 2], fixed) for name in "cd"]
+        await engine.stop()
+        return [token_ids for token_ids, _ in answers]
+
+    free_one, free_two, fixed_one, fixed_two = asyncio.run(main(None))
+    assert free_one != free_two
+    assert fixed_one == fixed_two
+    assert asyncio.run(main(7)) == asyncio.run(main(7))
+
+
+def test_a_model_that_does_not_load_says_why():
+    def broken():
+        raise NotAModel("there is nothing here")
+
+    with pytest.raises(NotAModel, match="nothing here"):
+        asyncio.run(start(broken))
+
+
+def test_an_engine_that_fails_ends_its_streams_and_takes_no_more(caplog):
+    def fragile():
+        loaded = load()
+        execute, calls = loaded.core.runner.execute, []
+
+        def execute_twice(output):
+            calls.append(output)
+            if len(calls) > 2:
+                raise RuntimeError("the device is gone")
+            return execute(output)
+
+        loaded.core.runner.execute = execute_twice
+        return loaded
+
+    async def main():
+        engine = await start(fragile)
+        answers = await asyncio.gather(*(ask(engine, name, [1, 2]) for name in "abc"))
+        await engine.failed.wait()
+        with pytest.raises(EngineUnavailable, match="device is gone"):
+            engine.add_request("d", [1], GREEDY)
+        await engine.stop()
+        return answers
+
+    for _, last in asyncio.run(main()):
+        assert last.finish_reason is FinishReason.ERROR
+        assert "the device is gone" in last.error
+
+
+def test_many_engines_come_and_go():
+    """An engine thread that ends with arrays or streams alive aborts the process."""
+
+    async def main():
+        for name in ("llama", "mamba2"):
+            engine = await start(partial(load, name))
+            await ask(engine, "r", [1, 2, 3])
+            await engine.stop()
+
+    asyncio.run(main())

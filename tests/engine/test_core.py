@@ -1,0 +1,146 @@
+"""EngineCore over a runner whose tokens and faults are scripted."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_driver import IdDetokenizer, collect, request
+from vllm_metal.engine.core import EngineCore, ModelRunnerOutput
+from vllm_metal.engine.kv_cache_manager import KVCacheManager, KVCacheSpec, KVLayerGroup
+from vllm_metal.engine.output_processor import OutputProcessor
+from vllm_metal.engine.outputs import FinishReason
+from vllm_metal.engine.scheduler import Scheduler
+
+EOS = 2
+
+
+class ScriptedRunner:
+    """Writes each request's script, token by token; raises in the steps named by `fails_in`."""
+
+    def __init__(self, scripts: dict[str, str], fails_in: set[int] = frozenset()) -> None:
+        self.scripts = scripts
+        self.fails_in = fails_in
+        self.num_steps = 0
+        self.num_resets = 0
+        self.dropped: list[str] = []
+
+    def execute(self, output):
+        self.num_steps += 1
+        if self.num_steps in self.fails_in:
+            raise RuntimeError("out of memory")
+        self.dropped += [request.request_id for request in output.dropped]
+        computed = ModelRunnerOutput()
+        for each, num_tokens in output.num_scheduled_tokens.items():
+            if num_tokens < each.num_remaining_tokens:
+                continue
+            script = self.scripts[each.request_id]
+            if each.num_output_tokens == len(script):
+                computed.token_ids[each] = EOS
+            elif script[each.num_output_tokens] == "\0":
+                computed.errors[each] = "not a number"
+            else:
+                computed.token_ids[each] = ord(script[each.num_output_tokens])
+        return computed
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def close(self) -> None:
+        pass
+
+
+def make_core(scripts: dict[str, str], *, fails_in: set[int] = frozenset()) -> EngineCore:
+    kv = KVCacheManager(KVCacheSpec((KVLayerGroup(1),)), 1 << 40)
+    scheduler = Scheduler(kv, max_num_seqs=4, max_num_batched_tokens=16)
+    processor = OutputProcessor(IdDetokenizer, frozenset({EOS}))
+    return EngineCore(scheduler, ScriptedRunner(scripts, fails_in), processor)
+
+
+def answer(core: EngineCore, *requests):
+    answers = {}
+    for each in requests:
+        core.add_request(each)
+    while core.has_work():
+        collect(core.step(), answers)
+    return answers
+
+
+def test_the_end_token_ends_the_text_and_is_not_shown():
+    answers = answer(make_core({"r": "Hi."}), request("r", [1]))
+    assert answers["r"].text == "Hi."
+    assert answers["r"].last.finish_reason is FinishReason.STOP
+    assert answers["r"].last.num_output_tokens == 4
+
+
+def test_max_tokens_ends_it_as_length():
+    answers = answer(make_core({"r": "Hello"}), request("r", [1], max_tokens=3))
+    assert answers["r"].text == "Hel"
+    assert answers["r"].last.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "reason"),
+    [
+        (("lo w",), "Hel", FinishReason.STOP),
+        (("o", "world"), "Hell", FinishReason.STOP),
+        (("xyz", "worlds"), "Hello world", FinishReason.LENGTH),
+    ],
+)
+def test_stop_strings(stop, text, reason):
+    answers = answer(make_core({"r": "Hello world!"}), request("r", [1], max_tokens=11, stop=stop))
+    assert answers["r"].text == text
+    assert answers["r"].last.finish_reason is reason
+
+
+def test_stop_token_ids_and_ignore_eos():
+    asked = request("r", [1], stop_token_ids=(ord("w"),))
+    assert answer(make_core({"r": "Hello world"}), asked)["r"].text == "Hello "
+    asked = request("r", [1], max_tokens=4, ignore_eos=True)
+    answers = answer(make_core({"r": "ab" + chr(EOS) + "c"}), asked)
+    assert answers["r"].token_ids == [ord("a"), ord("b"), EOS, ord("c")]
+
+
+def test_a_fault_of_one_request_ends_that_one_only():
+    core = make_core({"bad": "ab\0", "good": "hello"})
+    answers = answer(core, request("bad", [1]), request("good", [1]))
+    assert answers["bad"].last.finish_reason is FinishReason.ERROR
+    assert answers["bad"].last.error == "not a number"
+    assert answers["bad"].text == "ab"
+    assert answers["good"].text == "hello"
+
+
+def test_a_failed_step_is_computed_again(caplog):
+    core = make_core({"r": "hello", "s": "world"}, fails_in={3})
+    answers = answer(core, request("r", [1, 2, 3]), request("s", [4]))
+    assert answers["r"].text == "hello"
+    assert answers["s"].text == "world"
+    assert core.runner.num_resets == 1
+    assert "computing its requests again" in caplog.text
+
+
+def test_a_step_that_fails_twice_running_is_raised():
+    core = make_core({"r": "hello"}, fails_in={3, 4})
+    with pytest.raises(RuntimeError, match="out of memory"):
+        answer(core, request("r", [1]))
+
+
+def test_an_aborted_request_is_dropped_at_the_next_step_even_when_nothing_else_runs():
+    core = make_core({"r": "hello"})
+    core.add_request(request("r", [1]))
+    core.step()
+    core.abort_request("r")
+    core.abort_request("never heard of")
+    assert core.has_work()
+    assert core.step() == []
+    assert core.runner.dropped == ["r"]
+    assert not core.has_work()
+    assert core.stats().kv_used_bytes == 0
+
+
+def test_stats_count_prompts_once_and_every_token():
+    core = make_core({"r": "hello"}, fails_in={4})
+    answer(core, request("r", [1] * 20))
+    stats = core.stats()
+    assert stats.prompt_tokens == 20
+    assert stats.generation_tokens == 6
+    assert stats.num_running == stats.num_waiting == 0
