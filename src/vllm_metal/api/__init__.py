@@ -1,0 +1,1 @@
+"""Wire types: what clients send and get. Knows neither the web server nor the engine."""

@@ -1,0 +1,67 @@
+"""From the bytes of a body to a request type, with errors that name the field."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from vllm_metal.api.openai import GenerationRequest
+from vllm_metal.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
+
+# "Expected `str`, got `int` - at `$.messages[0].content`"
+_PROBLEM_AT_PATH = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_MISSING_FIELD = re.compile(r"Object missing required field `(.*)`")
+
+
+def decode(body: bytes, request_type: type[RequestT]) -> RequestT:
+    """Raises InvalidRequest for a body that is no JSON object, or a field that is wrong or unsupported."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        fields = {name: value for name, value in fields.items() if value is not None}
+        _refuse_unsupported(fields, request_type)
+        request = msgspec.convert(fields, request_type)
+    except msgspec.ValidationError as exc:
+        raise _invalid_field(str(exc)) from None
+    except msgspec.DecodeError as exc:
+        raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    _log_ignored(fields, request_type)
+    return request
+
+
+def _refuse_unsupported(fields: dict[str, Any], request_type: type[GenerationRequest]) -> None:
+    for name, neutral_values in request_type.unsupported.items():
+        if name in fields and not any(_same(fields[name], neutral) for neutral in neutral_values):
+            raise InvalidRequest(f"`{name}` is not supported yet", param=name)
+
+
+def _same(value: object, neutral: object) -> bool:
+    # Python's True equals 1; JSON's true does not.
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _invalid_field(error: str) -> InvalidRequest:
+    match = _PROBLEM_AT_PATH.fullmatch(error)
+    assert match is not None
+    problem, path = match["problem"], (match["path"] or "").partition("[...]")[0]
+    if missing := _MISSING_FIELD.fullmatch(problem):
+        param = f"{path}.{missing[1]}".lstrip(".")
+        return InvalidRequest(f"`{param}` is required", param=param)
+    param = path.lstrip(".")
+    where = f"`{param}`" if param else "the body"
+    return InvalidRequest(f"{where}: {problem[:1].lower()}{problem[1:]}", param=param or None)
+
+
+def _log_ignored(fields: dict[str, Any], request_type: type[GenerationRequest]) -> None:
+    if logger.isEnabledFor(logging.DEBUG):
+        known = {*request_type.__struct_fields__, *request_type.unsupported, *request_type.without_effect}
+        if ignored := fields.keys() - known:
+            logger.debug("ignored fields nobody knows: %r", sorted(ignored))

@@ -1,0 +1,68 @@
+"""OpenAI's error body, and which status, type and code each of our errors gets in it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from vllm_metal.errors import (
+    EngineBusy,
+    EngineUnavailable,
+    InvalidRequest,
+    MetalError,
+    ModelNotFound,
+    PromptTooLong,
+)
+
+
+class ErrorKind(NamedTuple):
+    status: int
+    type: str
+    code: str | None
+
+
+KINDS: dict[type[MetalError], ErrorKind] = {
+    InvalidRequest: ErrorKind(400, "invalid_request_error", None),
+    PromptTooLong: ErrorKind(400, "invalid_request_error", PromptTooLong.code),
+    ModelNotFound: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    EngineBusy: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),
+    EngineUnavailable: ErrorKind(503, "server_error", "service_unavailable"),
+    MetalError: ErrorKind(500, "server_error", "internal_error"),
+}
+
+# Errors of HTTP itself.
+HTTP_CODES: dict[int, str] = {
+    401: "invalid_api_key",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+}
+
+
+class ErrorDetail(Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail
+
+
+def kind(exc: MetalError) -> ErrorKind:
+    return next(KINDS[cls] for cls in type(exc).__mro__ if cls in KINDS)
+
+
+def body(exc: MetalError) -> ErrorBody:
+    message = f"{exc.message}; {exc.hint}" if exc.hint else exc.message
+    _, error_type, code = kind(exc)
+    return ErrorBody(ErrorDetail(message, error_type, getattr(exc, "param", None), code))
+
+
+def http_body(status: int, message: str) -> ErrorBody:
+    error_type = "invalid_request_error" if status < 500 else "server_error"
+    return ErrorBody(ErrorDetail(message, error_type, None, HTTP_CODES.get(status)))

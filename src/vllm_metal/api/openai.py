@@ -1,0 +1,337 @@
+"""OpenAI's requests and replies. A null field is an absent one; see `decoding.py`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from vllm_metal.errors import InvalidRequest
+
+# What a chat template is called with; only the server may say these.
+_RESERVED_TEMPLATE_KWARGS = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "token_ids",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+Positive = Annotated[int, Meta(ge=1)]
+StopStrings = Annotated[list[str], Meta(max_length=16)]
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What both generating endpoints take.
+
+    `unsupported` names the fields that are known but not honoured yet. The values listed there ask for
+    nothing, so they pass; any other is refused. Fields of `without_effect` change no answer and may hold
+    anything.
+    """
+
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
+        "allowed_token_ids": (),
+        "bad_words": ([],),
+        "best_of": (1,),
+        "early_stopping": (False,),
+        "echo": (False,),
+        "frequency_penalty": (0,),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1,),
+        "logit_bias": ({},),
+        "logits_processors": ([],),
+        "min_p": (0,),
+        "min_tokens": (0,),
+        "n": (1,),
+        "presence_penalty": (0,),
+        "priority": (0,),
+        "prompt_logprobs": (),
+        "repetition_penalty": (1,),
+        "response_format": ({"type": "text"},),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "structured_outputs": ({},),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+    }
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "client_metadata",
+            "metadata",
+            "parallel_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+            "verbosity",
+        }
+    )
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: Positive | None = None
+    stop: str | StopStrings | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """What the client asked of the sampler: SamplingParams' arguments, without those left open."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        asked = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "seed": self.seed,
+            "max_tokens": self.max_tokens,
+            "stop": tuple(stop) if stop else None,
+            "stop_token_ids": tuple(self.stop_token_ids) if self.stop_token_ids else None,
+            "ignore_eos": self.ignore_eos,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+class ContentPart(Struct):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(Struct):
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+    def for_template(self) -> dict[str, Any]:
+        """Templates print the arguments themselves, so they get them parsed."""
+        arguments: Any = self.function.arguments
+        # A model may have written bad JSON; the template gets that as it is.
+        with suppress(msgspec.DecodeError, RecursionError):
+            arguments = msgspec.json.decode(arguments)
+        return {
+            "id": self.id,
+            "type": self.type,
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
+
+
+class ChatMessage(Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self, path: str) -> dict[str, Any]:
+        """As chat templates take it; raises InvalidRequest, naming the field below `path`."""
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self._text(f"{path}.content"),
+        }
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+    def _text(self, path: str) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        if self.content is None:
+            if self.role == "assistant":
+                return ""
+            raise InvalidRequest(f"`{path}` is required", param=path)
+        for i, part in enumerate(self.content):
+            if part.type != "text":
+                raise InvalidRequest(
+                    f"content of type `{part.type}` is not supported yet", param=f"{path}[{i}].type"
+                )
+        return "\n".join(part.text or "" for part in self.content)
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = GenerationRequest.unsupported | {
+        "add_special_tokens": (False,),
+        "audio": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "logprobs": (False,),
+        "modalities": (["text"],),
+        "prediction": (),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+    def sampling(self) -> dict[str, Any]:
+        asked = super().sampling()
+        if self.max_completion_tokens is not None:
+            asked["max_tokens"] = self.max_completion_tokens
+        return asked
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Raises InvalidRequest for content that is not text."""
+        return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
+
+    def template_kwargs(self) -> dict[str, Any]:
+        """Raises InvalidRequest for names that are not the client's to set."""
+        if reserved := _RESERVED_TEMPLATE_KWARGS & self.chat_template_kwargs.keys():
+            name = min(reserved)
+            raise InvalidRequest(
+                f"`{name}` may not be set in `chat_template_kwargs`", param=f"chat_template_kwargs.{name}"
+            )
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs, "add_generation_prompt": self.add_generation_prompt}
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = GenerationRequest.unsupported | {
+        "add_special_tokens": (True,),
+        "logprobs": (),
+        "prompt_embeds": (),
+        "suffix": ("",),
+    }
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: Positive | None = 16
+
+    def single_prompt(self) -> str | list[int]:
+        """The prompt, as text or as token ids; raises InvalidRequest unless there is exactly one."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        token_ids = [item for item in self.prompt if isinstance(item, int)]
+        if len(token_ids) == len(self.prompt):
+            return token_ids
+        if len(self.prompt) > 1:
+            raise InvalidRequest("several prompts in one request are not supported yet", param="prompt")
+        [only] = self.prompt
+        assert not isinstance(only, int)
+        return only
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    message: AssistantMessage
+    finish_reason: str
+    index: int = 0
+    logprobs: None = None
+
+
+class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    delta: Delta
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class ChatCompletionChunk(Struct, tag_field="object", tag="chat.completion.chunk"):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+class TextChoice(Struct):
+    text: str
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: None = None
+
+
+class Completion(Struct, tag_field="object", tag="text_completion"):
+    """The whole answer, and a chunk of it too: they differ in nothing but `finish_reason` and `usage`."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType = UNSET
+
+
+class Model(Struct, tag_field="object", tag="model"):
+    id: str
+    created: int
+    owned_by: str = "vllm-metal"
+
+
+class ModelList(Struct, tag_field="object", tag="list"):
+    data: list[Model]

@@ -1,0 +1,320 @@
+"""Request rules, one row of the tables at a time, and what cannot crash the decoder."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_metal.api.decoding import decode
+from vllm_metal.api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.errors import InvalidRequest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+REQUEST_TYPES = (ChatCompletionRequest, CompletionRequest)
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return decode(json.dumps({"messages": MESSAGES, **fields}).encode(), ChatCompletionRequest)
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return decode(json.dumps({"prompt": "hi", **fields}).encode(), CompletionRequest)
+
+
+def decode_as(request_type: type[GenerationRequest], **fields: Any) -> GenerationRequest:
+    return chat(**fields) if request_type is ChatCompletionRequest else completion(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"temperature": 0.7, "top_p": 0.9, "top_k": 5}, {"temperature": 0.7, "top_p": 0.9, "top_k": 5}),
+        ({"seed": -(2**63)}, {"seed": -(2**63)}),
+        ({"seed": 2**64 + 1}, {"seed": 2**64 + 1}),
+        ({"max_tokens": 7}, {"max_tokens": 7}),
+        ({"stop": "END"}, {"stop": ("END",)}),
+        ({"stop": ["a"] * 16}, {"stop": ("a",) * 16}),
+        ({"stop": []}, {}),
+        ({"stop_token_ids": [3, 4]}, {"stop_token_ids": (3, 4)}),
+        ({"ignore_eos": True}, {"ignore_eos": True}),
+        ({"temperature": None, "stop": None, "seed": None, "n": None, "tools": None}, {}),
+    ],
+)
+@pytest.mark.parametrize("request_type", REQUEST_TYPES)
+def test_sampling_fields_are_honoured(
+    request_type: type[GenerationRequest], fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    fields = {"max_tokens": 1, **fields}
+    expected = {"max_tokens": 1, **expected}
+    assert SamplingParams(**decode_as(request_type, **fields).sampling()) == SamplingParams(**expected)
+
+
+def test_max_completion_tokens_wins() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=9).sampling()["max_tokens"] == 9
+
+
+def test_a_chat_may_fill_the_context_and_a_completion_has_openais_default() -> None:
+    assert "max_tokens" not in chat().sampling()
+    assert completion(max_tokens=None).sampling()["max_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("request_type", "name", "value"),
+    [
+        (request_type, name, value)
+        for request_type in REQUEST_TYPES
+        for name, values in request_type.unsupported.items()
+        for value in (*values, None)
+    ],
+)
+def test_a_neutral_value_passes(request_type: type[GenerationRequest], name: str, value: object) -> None:
+    assert decode_as(request_type, **{name: value}) == decode_as(request_type)
+
+
+@pytest.mark.parametrize(
+    ("request_type", "name"),
+    [(request_type, name) for request_type in REQUEST_TYPES for name in request_type.unsupported],
+)
+@pytest.mark.parametrize("value", [0.5, 2, "x", ["x"], {"x": 1}])
+def test_any_other_value_is_refused(request_type: type[GenerationRequest], name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_as(request_type, **{name: value})
+    assert caught.value.message == f"`{name}` is not supported yet"
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", False),
+        ("n", True),
+        ("echo", 0),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("logprobs", True),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ],
+)
+def test_a_look_alike_of_a_neutral_value_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("value", [True, "x", {"a": [1]}, []])
+@pytest.mark.parametrize("name", [*sorted(GenerationRequest.without_effect), "nobody_knows_this"])
+def test_fields_without_effect_may_hold_anything(name: str, value: object) -> None:
+    assert chat(**{name: value}) == chat()
+
+
+def test_no_field_is_in_two_tables() -> None:
+    for request_type in REQUEST_TYPES:
+        honoured = set(request_type.__struct_fields__)
+        assert not honoured & request_type.unsupported.keys()
+        assert not honoured & request_type.without_effect
+        assert not request_type.unsupported.keys() & request_type.without_effect
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"model": 3}, "model", "`model`: expected `str | null`, got `int`"),
+        ({"temperature": True}, "temperature", "`temperature`: expected `float | null`, got `bool`"),
+        ({"temperature": "hot"}, "temperature", "`temperature`: expected `float | null`, got `str`"),
+        ({"stream": 1}, "stream", "`stream`: expected `bool`, got `int`"),
+        ({"top_k": 1.5}, "top_k", "`top_k`: expected `int | null`, got `float`"),
+        ({"stop": ["a"] * 17}, "stop", "`stop`: expected `array` of length <= 16"),
+        ({"stop": ["a", 1]}, "stop[1]", "`stop[1]`: expected `str`, got `int`"),
+        ({"stop_token_ids": [True]}, "stop_token_ids[0]", None),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", None),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", None),
+        ({"messages": None}, "messages", "`messages` is required"),
+        ({"messages": []}, "messages", None),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "`messages[0].role` is required"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", None),
+        ({"messages": [*MESSAGES, {"role": "user", "content": 7}]}, "messages[1].content", None),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type", None),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs", None),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, message: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    if message is not None:
+        assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b'{"messages": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"temperature": ' + b"9" * 400 + b', "messages": [{"role": "user", "content": "x"}]}',
+        b'{"a": "\xff\xfe"}',
+        b'{"a": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode(body, ChatCompletionRequest)
+    assert caught.value.message.isprintable()
+
+
+def test_messages_reach_the_template_as_text() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    request = chat(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "2", "tool_call_id": "1", "name": "f"},
+            {"role": "assistant"},
+        ]
+    )
+    assert request.template_messages() == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a\nb"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+            ],
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "1", "name": "f"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_arguments_that_are_not_json_reach_the_template_as_they_are() -> None:
+    call = {"function": {"name": "f", "arguments": "{oops"}}
+    request = chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+    [message] = request.template_messages()
+    assert message["tool_calls"][0]["function"]["arguments"] == "{oops"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "tool"}, "messages[0].content"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]},
+            "messages[0].content[1].type",
+        ),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type"),
+    ],
+)
+def test_content_that_is_not_text_is_refused(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(messages=[message]).template_messages()
+    assert caught.value.param == param
+
+
+def test_template_kwargs_are_the_clients_but_for_the_servers_own() -> None:
+    request = chat(
+        chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False, reasoning_effort="low"
+    )
+    assert request.template_kwargs() == {
+        "enable_thinking": False,
+        "reasoning_effort": "low",
+        "add_generation_prompt": False,
+    }
+
+
+@pytest.mark.parametrize("name", ["chat_template", "messages", "tokenize", "tools", "self"])
+def test_the_servers_own_template_kwargs_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(chat_template_kwargs={name: "x"}).template_kwargs()
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ("", ""), ([], [])],
+)
+def test_one_prompt_in_any_form(prompt: object, expected: object) -> None:
+    assert completion(prompt=prompt).single_prompt() == expected
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], ["a", 1], [1, "a"]])
+def test_several_prompts_are_refused(prompt: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(prompt=prompt).single_prompt()
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [[True], 3, {"a": 1}, [1.5], [[[1]]]])
+def test_a_prompt_of_another_kind_is_refused(prompt: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param is not None
+    assert caught.value.param.startswith("prompt")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(), children, max_size=3),
+    max_leaves=8,
+)
+MESSAGE = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]) | JSON,
+        "content": st.text()
+        | st.lists(st.fixed_dictionaries({}, optional={"type": JSON, "text": JSON}))
+        | JSON,
+        "tool_calls": st.lists(st.fixed_dictionaries({}, optional={"function": JSON, "id": JSON})) | JSON,
+    },
+)
+
+
+KNOWN_FIELDS = sorted(
+    {*ChatCompletionRequest.__struct_fields__, *ChatCompletionRequest.unsupported} - {"messages"}
+)
+
+
+def understand(fields: object) -> None:
+    body = json.dumps(fields).encode()
+    for request_type in REQUEST_TYPES:
+        try:
+            request = decode(body, request_type)
+            SamplingParams(**request.sampling())
+            if isinstance(request, ChatCompletionRequest):
+                request.template_messages()
+                request.template_kwargs()
+            else:
+                assert isinstance(request, CompletionRequest)
+                request.single_prompt()
+        except InvalidRequest:
+            continue
+
+
+@given(JSON)
+def test_any_json_is_understood_or_refused(value: object) -> None:
+    understand(value)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"messages": st.lists(MESSAGE, max_size=2) | JSON, "prompt": JSON},
+        optional=dict.fromkeys(KNOWN_FIELDS, JSON),
+    )
+)
+def test_any_values_of_known_fields_are_understood_or_refused(fields: dict[str, object]) -> None:
+    understand(fields)
