@@ -98,6 +98,7 @@ def test_present_value_is_replaced_and_nothing_else(
 def test_absent_section_is_appended(surroundings: tuple[str, str], new: object) -> None:
     text, newline = surroundings
     changed = TomlDocument(text).with_value("server", "port", new, default=8000)
+    newline = newline if newline in text else "\n"
     gap = newline if text.strip("\ufeff\r\n\t ") else ""
     assert changed == f"{text}{gap}[server]{newline}port = {render(new)}{newline}"
 

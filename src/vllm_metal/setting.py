@@ -1,0 +1,131 @@
+"""One setting: what it may be, how it is read from text, and how it is shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from vllm_metal.errors import ConfigError
+from vllm_metal.toml_document import render
+
+T = TypeVar("T")
+
+
+def setting(default: T, doc: str, *, kind: type | None = None, **known: Any) -> T:
+    """A dataclass field that carries the rest of its `Setting`; `known` are fields of that."""
+    metadata = {"doc": doc, "kind": kind or type(default), **known}
+    declared: T = field(default=default, repr=not known.get("secret"), metadata=metadata)
+    return declared
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known of one key of one section, beside its value."""
+
+    section: str
+    name: str
+    default: object
+    doc: str
+    kind: type
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+    required: bool = False
+    secret: bool = False
+    is_path: bool = False
+    flag: str = ""
+    variables: Mapping[str, Callable[[str], object]] = field(default_factory=dict)
+    """Names that vLLM-Metal's users have set already, with what reads them; None leaves the setting alone."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
+    @property
+    def environment(self) -> str:
+        return f"METAL_{self.section}_{self.name}".upper()
+
+    @property
+    def example(self) -> object:
+        """The default, or where that is "not set" a value that could be set."""
+        return self.kind() if self.default is None else self.default
+
+    @property
+    def rule(self) -> str:
+        """What a value must be, to follow "must be"."""
+        if self.choices:
+            quoted = [render(choice) for choice in self.choices]
+            return f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+        noun = _NOUNS[self.kind]
+        if self.required:
+            noun = noun.replace("a ", "a non-empty ", 1)
+        return f"{noun}{self.limits}" + (f", {self.reason}" if self.reason else "")
+
+    @property
+    def limits(self) -> str:
+        if self.above is not None:
+            return f" above {self.above} and at most {self.maximum}"
+        if self.maximum is not None:
+            return f" from {self.minimum} to {self.maximum}"
+        return f", {self.minimum} or more" if self.minimum is not None else ""
+
+    def read(self, text: str) -> object:
+        """The value that `text` of a variable or a command line stands for, unchecked."""
+        if self.kind is tuple:
+            return tuple(item.strip() for item in text.split(",") if item.strip())
+        try:
+            return self.kind(text)
+        except ValueError:
+            return text
+
+    def check(self, value: object, subject: str) -> object:
+        """The value as its section holds it. `subject` begins the message of the `ConfigError`."""
+        if self.kind is tuple and isinstance(value, (str, list)):
+            value = (value,) if isinstance(value, str) else tuple(value)
+        elif self.choices and isinstance(value, str):
+            value = self.synonyms.get(value, value)
+        if not self._allows(value):
+            got = "a value that is kept secret" if self.secret else shown(value)
+            raise ConfigError(f"{subject} must be {self.rule}, got {got}", hint=f"`{self.key}`: {self.doc}")
+        return float(value) if self.kind is float and isinstance(value, int) else value
+
+    def _allows(self, value: object) -> bool:
+        # The exact type, because to Python a boolean is a number.
+        if type(value) is not self.kind and not (self.kind is float and type(value) is int):
+            return False
+        if isinstance(value, tuple):
+            return all(isinstance(item, str) and item for item in value)
+        if isinstance(value, (int, float)):
+            return (
+                (self.minimum is None or value >= self.minimum)
+                and (self.above is None or value > self.above)
+                and (self.maximum is None or value <= self.maximum)
+            )
+        return (not self.choices or value in self.choices) and bool(value or not self.required)
+
+    def resolve(self, value: object) -> object:
+        """The value with the `~` of a path filled in."""
+        # Not `Path.expanduser`: a chat template is no path, and the home of an unknown user raises.
+        return os.path.expanduser(value) if self.is_path and isinstance(value, str) else value  # noqa: PTH111
+
+    def public(self, value: object) -> object:
+        """The value as it may be shown."""
+        return tuple("***" for _ in value) if self.secret and isinstance(value, tuple) else value
+
+    def text(self, value: object) -> str:
+        """The value as it may be shown, in TOML."""
+        return "unset" if value is None else render(self.public(value))
+
+
+_NOUNS = {str: "a string", int: "a whole number", float: "a number", tuple: "a list of non-empty strings"}
+
+
+def shown(value: object) -> str:
+    """`value` for a message: TOML on one line, cut where it is long."""
+    text = "a table" if isinstance(value, dict) else " ".join(render(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}…"
