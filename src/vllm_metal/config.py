@@ -119,7 +119,7 @@ class ModelsConfig:
     chat_template: str = setting(
         "", "Jinja file, or the template itself; empty means the model's own", is_path=True
     )
-    dir: str = setting("", "Folder of models kept outside the hub's cache", is_path=True, flag="--models-dir")
+    dir: str = setting("", "Folder of models kept outside the hub's cache", is_path=True)
 
     @property
     def store(self) -> Path:
@@ -131,7 +131,7 @@ class LogConfig:
     """What is logged."""
 
     level: str = setting("info", "Least severe records kept", choices=log.LEVELS, flag="--log-level")
-    file: str = setting("", "File to log to; empty means standard error", is_path=True, flag="--log-file")
+    file: str = setting("", "File to log to; empty means standard error", is_path=True)
 
 
 SECTIONS = {"server": ServerConfig, "engine": EngineConfig, "models": ModelsConfig, "log": LogConfig}
