@@ -1,0 +1,35 @@
+"""JSON bodies, in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from vllm_metal.api import errors
+from vllm_metal.api.decoding import RequestT, decode
+from vllm_metal.errors import EngineBusy, EngineUnavailable, MetalError
+
+
+async def read(request: web.Request, request_type: type[RequestT]) -> RequestT:
+    """Raises InvalidRequest, and HTTP's 413 and 415."""
+    # A missing content type gets the benefit of the doubt.
+    if "Content-Type" in request.headers and request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(
+            text=f"the body must be `application/json`, not `{request.content_type}`"
+        )
+    return decode(await request.read(), request_type)
+
+
+def reply(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json"
+    )
+
+
+def error_reply(exc: MetalError) -> web.Response:
+    headers = {}
+    if isinstance(exc, EngineBusy | EngineUnavailable):
+        headers["Retry-After"] = str(exc.retry_after_s)
+    return reply(errors.body(exc), status=errors.kind(exc).status, headers=headers)

@@ -1,0 +1,80 @@
+"""The one path from a request's outputs to its reply, whole or streamed, of any endpoint that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from aiohttp import web
+from msgspec import UNSET, Struct, UnsetType
+
+from vllm_metal.api.openai import GenerationRequest, PromptTokensDetails, StreamOptions, Usage
+from vllm_metal.engine.async_engine import RequestStream
+from vllm_metal.engine.outputs import FinishReason, RequestOutput
+from vllm_metal.errors import EngineError, EngineUnavailable
+from vllm_metal.server import bodies
+from vllm_metal.server.keys import USAGE
+from vllm_metal.server.sse import EventStream
+
+
+class Wording(Protocol):
+    """How an endpoint puts an answer: as chunks (opening, deltas, closing, usage) or as a whole."""
+
+    def opening(self) -> Sequence[Struct]: ...
+    def delta(self, text: str, usage: Usage | UnsetType) -> Struct: ...
+    def closing(self, finish_reason: str, usage: Usage | UnsetType) -> Struct: ...
+    def usage(self, usage: Usage) -> Struct: ...
+    def whole(self, text: str, finish_reason: str, usage: Usage) -> Struct: ...
+
+
+async def respond(
+    request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
+) -> web.StreamResponse:
+    """Leaving early, by an error or because the client has gone, aborts the request."""
+    async with outputs:
+        if body.stream:
+            return await _streamed(request, outputs, wording, body.stream_options)
+        return await _whole(request, outputs, wording)
+
+
+async def _streamed(
+    request: web.Request, outputs: RequestStream, wording: Wording, options: StreamOptions
+) -> web.StreamResponse:
+    async with EventStream(request) as events:
+        await events.send(*wording.opening())
+        async for output in outputs:
+            usage = _usage(request, output)
+            running_usage = usage if options.continuous_usage_stats else UNSET
+            chunks = []
+            if output.text:
+                chunks.append(wording.delta(output.text, running_usage))
+            if output.finish_reason:
+                chunks.append(wording.closing(output.finish_reason, running_usage))
+                if options.include_usage:
+                    chunks.append(wording.usage(usage))
+            await events.send(*chunks)
+    return events.response
+
+
+async def _whole(request: web.Request, outputs: RequestStream, wording: Wording) -> web.Response:
+    texts = []
+    async for output in outputs:
+        usage = _usage(request, output)
+        texts.append(output.text)
+    assert output.finish_reason is not None
+    return bodies.reply(wording.whole("".join(texts), output.finish_reason, usage))
+
+
+def _usage(request: web.Request, output: RequestOutput) -> Usage:
+    """Raises the error that `output` stands for."""
+    if output.finish_reason is FinishReason.ERROR:
+        raise EngineError(output.error or "the engine failed")
+    if output.finish_reason is FinishReason.ABORT:
+        raise EngineUnavailable("the server is shutting down")
+    usage = request[USAGE] = Usage(
+        prompt_tokens=output.num_prompt_tokens,
+        completion_tokens=output.num_output_tokens,
+        total_tokens=output.num_prompt_tokens + output.num_output_tokens,
+        prompt_tokens_details=PromptTokensDetails(output.num_cached_tokens),
+    )
+    return usage

@@ -1,0 +1,13 @@
+"""What the application and its requests carry."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from vllm_metal.api.openai import Usage
+from vllm_metal.server.model_manager import ModelManager
+
+MANAGER = web.AppKey("manager", ModelManager)
+
+REQUEST_ID = web.RequestKey("request_id", str)
+USAGE = web.RequestKey("usage", Usage)

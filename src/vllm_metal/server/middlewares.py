@@ -1,0 +1,82 @@
+"""The access log, request ids, and one shape for every error."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from vllm_metal import __version__
+from vllm_metal.api import errors
+from vllm_metal.server import bodies
+from vllm_metal.server.keys import REQUEST_ID, USAGE
+from vllm_metal.server.sse import as_metal_error
+
+logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+_MAX_REQUEST_ID_LENGTH = 128
+
+
+@web.middleware
+async def log_access(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """One line a request; never what was asked or answered."""
+    started = time.perf_counter()
+    status = CLIENT_GONE
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        usage = request.get(USAGE)
+        logger.info(
+            "%s %s %d%s %.3f s",
+            request.method,
+            request.rel_url.raw_path,
+            status,
+            f" {usage.prompt_tokens}+{usage.completion_tokens} tokens" if usage else "",
+            time.perf_counter() - started,
+        )
+
+
+@web.middleware
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Keep the client's own `X-Request-Id` if it is fit to be sent back."""
+    given = request.headers.get("X-Request-Id", "")
+    fit = 0 < len(given) <= _MAX_REQUEST_ID_LENGTH and given.isascii() and given.isprintable()
+    request[REQUEST_ID] = given if fit else secrets.token_hex(16)
+    return await handler(request)
+
+
+async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["X-Request-Id"] = request[REQUEST_ID]
+    response.headers["Server"] = f"vllm-metal/{__version__}"
+
+
+@web.middleware
+async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as exc:
+        body = errors.http_body(exc.status, _message(request, exc))
+        kept = {name: exc.headers[name] for name in ("Allow", "WWW-Authenticate") if name in exc.headers}
+        return bodies.reply(body, status=exc.status, headers=kept)
+    except ConnectionError:
+        # Nobody is left to read this; it is for the access log.
+        return web.Response(status=CLIENT_GONE)
+    except Exception as exc:
+        return bodies.error_reply(as_metal_error(exc))
+
+
+def _message(request: web.Request, exc: web.HTTPException) -> str:
+    match exc:
+        case web.HTTPNotFound():
+            return f"there is nothing at `{request.path}`"
+        case web.HTTPMethodNotAllowed(method=method, allowed_methods=allowed):
+            return f"`{request.path}` takes {' or '.join(sorted(allowed))}, not {method}"
+        case web.HTTPRequestEntityTooLarge():
+            return f"the body is larger than {request.client_max_size} bytes, the most this server takes"
+    return exc.text or exc.reason

@@ -1,0 +1,81 @@
+"""Server-sent events to one client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from aiohttp import web
+
+from vllm_metal.api import errors
+from vllm_metal.errors import EngineError, MetalError
+
+logger = logging.getLogger(__name__)
+
+#: A comment goes out when nothing else has for this long, so that no proxy or client gives up.
+KEEP_ALIVE_S = 10.0
+
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class EventStream:
+    """Entering it sends the headers; leaving it sends what went wrong, if anything, and `[DONE]`.
+
+    Raises ConnectionError when the client has gone.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.response = web.StreamResponse(headers=_HEADERS)
+
+    async def __aenter__(self) -> Self:
+        await self.response.prepare(self._request)
+        self._last_write = asyncio.get_running_loop().time()
+        self._keeping_alive = asyncio.create_task(self._keep_alive())
+        return self
+
+    async def send(self, *events: object) -> None:
+        if events:
+            await self._write(b"".join(b"data: %b\n\n" % msgspec.json.encode(event) for event in events))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._keeping_alive.cancel()
+        if exc is not None:
+            if isinstance(exc, ConnectionError) or not isinstance(exc, Exception):
+                return False
+            await self.send(errors.body(as_metal_error(exc)))
+        await self._write(b"data: [DONE]\n\n")
+        await self.response.write_eof()
+        return True
+
+    async def _write(self, data: bytes) -> None:
+        self._last_write = asyncio.get_running_loop().time()
+        await self.response.write(data)
+
+    async def _keep_alive(self) -> None:
+        now = asyncio.get_running_loop().time
+        with suppress(ConnectionError):
+            while True:
+                await asyncio.sleep(self._last_write + KEEP_ALIVE_S - now())
+                if now() - self._last_write >= KEEP_ALIVE_S:
+                    await self._write(b": keep-alive\n\n")
+
+
+def as_metal_error(exc: Exception) -> MetalError:
+    """What the client is told of `exc`; what is ours to mend is logged."""
+    if not isinstance(exc, MetalError):
+        logger.error("internal error", exc_info=exc)
+        return EngineError(f"internal error: {type(exc).__name__}")
+    if errors.kind(exc).status == 500:
+        logger.error("%s", exc.message)
+    return exc
