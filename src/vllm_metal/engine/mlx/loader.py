@@ -1,0 +1,212 @@
+"""Loads a model and its tokenizer from an MLX folder or a GGUF file, on the engine thread."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from transformers import AutoTokenizer
+
+from vllm_metal.engine.mlx import gguf, safetensors
+from vllm_metal.engine.mlx.open_files import kept_open_files_limit
+from vllm_metal.engine.mlx.safetensors import FETCH_AGAIN
+from vllm_metal.engine.mlx.tokenizer import Tokenizer
+from vllm_metal.errors import NotAModel, UnsupportedModel
+
+with kept_open_files_limit():
+    import mlx_lm.utils as mlx_lm_utils
+
+    from vllm_metal.engine.mlx import gguf_model, gguf_tokenizer, precision
+
+# For configs that name no limit at all: a length that every model of the last years handles.
+_FALLBACK_CONTEXT_LENGTH = 4096
+_CONTEXT_LENGTH_KEYS = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "n_positions",
+    "seq_length",
+    "model_max_length",
+)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "*.tiktoken")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run. Its arrays belong to the thread that loaded it."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    config: dict[str, Any]
+    context_length: int
+    eos_token_ids: frozenset[int]
+    generation_defaults: dict[str, float]
+    weight_bytes: int
+    quantization: str | None
+    dtype: str
+
+
+def load(
+    path: Path, *, dtype: str = "auto", tokenizer_path: Path | None = None, chat_template: str | None = None
+) -> LoadedModel:
+    """Load the model at `path`, a folder or a GGUF file.
+
+    `dtype` is "auto" or one of `precision.DTYPES`. `tokenizer_path` is a folder whose tokenizer replaces the
+    model's own, `chat_template` the text of a template that does. Raises NotAModel where files are missing or
+    damaged and UnsupportedModel where this version cannot run them.
+    """
+    requested_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
+    if path.is_dir():
+        model, config, quantization, generation_config = _load_folder(path)
+        default_dtype = None
+    elif path.is_file():
+        file = gguf.GGUFFile(path)
+        model, config = _fenced(path, gguf_model.load_model, file)
+        quantization, generation_config = gguf_model.quantization_name(file), {}
+        default_dtype = precision.DTYPES[config["dtype"]]
+    else:
+        raise NotAModel(f"`{path}` does not exist")
+
+    eos_token_ids = {*_ids(config.get("eos_token_id")), *_ids(generation_config.get("eos_token_id"))}
+    if tokenizer_path is None and path.is_file():
+        tokenizer = gguf_tokenizer.load_tokenizer(file, chat_template=chat_template)
+    else:
+        tokenizer = _load_tokenizer(tokenizer_path or path, eos_token_ids, chat_template)
+    _fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        config=config,
+        context_length=context_length(config),
+        eos_token_ids=tokenizer.eos_token_ids,
+        generation_defaults=_generation_defaults(generation_config),
+        weight_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+        quantization=quantization,
+        dtype=precision.compute_dtype(model),
+    )
+
+
+def context_length(config: dict[str, Any]) -> int:
+    """Tokens that the model's positions reach, with the stretch of its rope scaling."""
+    text_config = config | (config.get("text_config") or {})
+    lengths = [text_config[key] for key in _CONTEXT_LENGTH_KEYS if isinstance(text_config.get(key), int)]
+    if not lengths:
+        return _FALLBACK_CONTEXT_LENGTH
+    length: int = lengths[0]
+    scaling = text_config.get("rope_scaling") or text_config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    # The other kinds, and Gemma 3 with its linear one, already count the stretch in.
+    if kind in ("linear", "dynamic", "yarn") and not config.get("model_type", "").startswith("gemma3"):
+        original = scaling.get("original_max_position_embeddings", length)
+        length = max(length, int(original * scaling.get("factor", 1)))
+    return length
+
+
+def _load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dict[str, Any]]:
+    config = _read_json(path / "config.json")
+    generation_config = {}
+    if (path / "generation_config.json").exists():
+        generation_config = _read_json(path / "generation_config.json")
+    _check_architecture(config)
+    safetensors.check_folder(path)
+    model, config = _fenced(path, mlx_lm_utils.load_model, path, lazy=True)
+    return model, config, _quantization_name(config), generation_config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise NotAModel(
+            f"`{path.parent}` is not a model folder: it has no `{path.name}`",
+            hint="a model folder holds `config.json`, `*.safetensors` and a tokenizer",
+        ) from None
+    except ValueError as exc:
+        raise NotAModel(f"`{path}` is not valid JSON: {exc}", hint=FETCH_AGAIN) from exc
+    if not isinstance(content, dict):
+        raise NotAModel(f"`{path}` is not a JSON object", hint=FETCH_AGAIN)
+    return content
+
+
+def _check_architecture(config: dict[str, Any]) -> None:
+    model_type = str(config.get("model_type"))
+    if "model_file" in config:
+        raise UnsupportedModel(
+            f"model architecture `{model_type}` comes as Python code in the model folder, which is never run",
+            hint="look for a version of the model that needs no code of its own",
+        )
+    modules = [mlx_lm_utils.MODEL_REMAPPING.get(model_type, model_type)]
+    for architecture in config.get("architectures") or ():
+        modules.append(mlx_lm_utils.MODEL_ARCHITECTURE_REMAPPING.get((model_type, architecture), ""))
+    if not any(_is_mlx_lm_model(module) for module in modules):
+        raise UnsupportedModel(
+            f"model architecture `{model_type}` is not supported",
+            hint="models that work with this version of mlx-lm work here; look for another model or update",
+        )
+
+
+def _is_mlx_lm_model(module: str) -> bool:
+    return module.isidentifier() and importlib.util.find_spec(f"mlx_lm.models.{module}") is not None
+
+
+def _fenced(path: Path, action: Any, *arguments: Any, **options: Any) -> Any:
+    """Call into model code, whose every failure means that this model cannot be run."""
+    try:
+        return action(*arguments, **options)
+    except (NotAModel, UnsupportedModel):
+        raise
+    except Exception as exc:
+        _refuse(f"`{path}` cannot be loaded", exc)
+
+
+def _refuse(what: str, exc: Exception) -> NoReturn:
+    reason = " ".join(str(exc).split())
+    shortened = reason if len(reason) <= 300 else reason[:300] + "…"
+    raise UnsupportedModel(
+        f"{what}: {shortened or type(exc).__name__}",
+        hint="the files may be incomplete, or made for a newer version",
+    ) from exc
+
+
+def _load_tokenizer(path: Path, eos_token_ids: Iterable[int], chat_template: str | None) -> Tokenizer:
+    if not any(next(path.glob(name), None) for name in _TOKENIZER_FILES):
+        raise NotAModel(
+            f"`{path}` holds no tokenizer",
+            hint="pass the folder of one with `--tokenizer`, or fetch the model again with `metal pull`",
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    # transformers raises every kind of exception for damaged files.
+    except Exception as exc:
+        _refuse(f"the tokenizer of `{path}` cannot be loaded", exc)
+    if not tokenizer.is_fast:
+        raise UnsupportedModel(
+            f"the tokenizer of `{path}` has no `tokenizer.json` form", hint="pass one with `--tokenizer`"
+        )
+    return Tokenizer(tokenizer, eos_token_ids=eos_token_ids, chat_template=chat_template)
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _generation_defaults(generation_config: dict[str, Any]) -> dict[str, float]:
+    if generation_config.get("do_sample") is False:
+        return {}
+    names = ("temperature", "top_p", "top_k")
+    return {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+
+
+def _quantization_name(config: dict[str, Any]) -> str | None:
+    quantization = config.get("quantization")
+    if quantization is None:
+        return None
+    mode = quantization.get("mode", "affine")
+    return f"{quantization['bits']}-bit" if mode == "affine" else str(mode)

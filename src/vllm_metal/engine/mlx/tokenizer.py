@@ -1,0 +1,105 @@
+"""Text and chat messages to token ids, through the model's own tokenizer and template.
+
+`encode` and `apply_chat_template` belong to one executor thread; detokenizers may run in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from vllm_metal.engine.mlx.detokenizer import Detokenizer, TokenBytes
+from vllm_metal.errors import InvalidRequest
+
+# Parameters of transformers' `apply_chat_template` that a request's template variables must not reach.
+_RESERVED_VARIABLES = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+
+
+class Tokenizer:
+    """Wraps a fast tokenizer of transformers. `chat_template` (Jinja text) replaces the model's own."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+    ) -> None:
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        self._template_renderer = tokenizer
+        # Encoding goes to the backend itself: transformers would set padding and truncation on every call,
+        # which fails while another thread reads.
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._token_bytes = TokenBytes(self._backend)
+        own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.eos_token_ids = frozenset(eos_token_ids).union(own_eos)
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template_renderer.chat_template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; raises InvalidRequest where it is not valid Unicode."""
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as exc:  # a lone surrogate, which JSON can spell
+            raise InvalidRequest("the text is not valid Unicode: it holds half a surrogate pair") from exc
+        return ids
+
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """Token ids of the rendered messages; `variables` (`tools` and the like) are the template's own.
+
+        Raises InvalidRequest when the model has no template or its template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidRequest(
+                "the model has no chat template",
+                param="messages",
+                hint="use `/v1/completions`, or serve the model with `--chat-template`",
+            )
+        if reserved := sorted(_RESERVED_VARIABLES & variables.keys()):
+            raise InvalidRequest(
+                f"`{reserved[0]}` cannot be set as a variable of the chat template",
+                param="chat_template_kwargs",
+            )
+        try:
+            text = self._template_renderer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **variables
+            )
+        # The template is the model's program over the client's messages: any failure means they do not fit.
+        except Exception as exc:
+            raise InvalidRequest(f"the chat template refused the messages: {exc}", param="messages") from exc
+        # The template wrote the special tokens already.
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of `token_ids` without special tokens."""
+        detokenizer = self.detokenizer()
+        return "".join(map(detokenizer.add, token_ids)) + detokenizer.flush()
+
+    def detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
+        """A fresh detokenizer for one answer to the prompt."""
+        return Detokenizer(self._token_bytes, prompt_token_ids)
