@@ -133,9 +133,9 @@ def _holder(port: int) -> str | None:
 
 
 def _bind_unix(path: Path) -> socket.socket:
+    _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _remove_stale(path)
         sock.bind(str(path))
         path.chmod(0o600)
     except OSError as exc:
@@ -146,16 +146,17 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that a dead server left; raises PortInUse when one answers there."""
+    """Remove a socket that a dead server left. Raises PortInUse or ConfigError for anything else."""
     try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise ConfigError(f"`{path}` is there already and is not a socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # Nothing there, or nothing to be seen: binding will tell.
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(f"`{path}` is there already and is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
-        else:
-            raise PortInUse(f"`{path}` is used by another server", hint="choose another with `--uds`")
+            return
+    raise PortInUse(f"`{path}` is used by another server", hint="choose another with `--uds`")

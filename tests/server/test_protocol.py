@@ -1,0 +1,272 @@
+"""What the server says before any model is asked: errors, keys, hosts, origins, ids."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from in_process import MODEL, NAME, ask, send, with_server
+
+from vllm_metal import __version__
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "a secret question"}]}
+BOTH = pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+
+
+def test_version() -> None:
+    reply = ask("GET", "/version")
+    assert (reply.status, reply.json) == (200, {"version": __version__})
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_health_tells_why_there_is_no_model(path: str) -> None:
+    reply = ask("GET", path)
+    assert reply.status == 503
+    assert int(reply.headers["Retry-After"]) > 0
+    assert reply.json["status"] in ("loading", "failed")
+
+
+def test_models_are_listed_and_found_by_a_name_with_slashes() -> None:
+    def talk(urls: list[str]) -> None:
+        listed = send(urls[0], "GET", "/v1/models")
+        [model] = listed.json["data"]
+        assert listed.json["object"] == "list"
+        assert model == {
+            "object": "model",
+            "id": NAME,
+            "created": model["created"],
+            "owned_by": "vllm-metal",
+        }
+        assert send(urls[0], "GET", f"/v1/models/{model['id']}").json == model
+        missing = send(urls[0], "GET", "/v1/models/org/other")
+        assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+        assert "`org/other`" in missing.error["message"]
+
+    with_server(talk)
+
+
+def test_without_a_model_requests_are_told_when_to_come_back() -> None:
+    reply = ask("POST", CHAT, BODY)
+    assert (reply.status, reply.error["code"]) == (503, "service_unavailable")
+    assert MODEL in reply.error["message"]
+    assert int(reply.headers["Retry-After"]) > 0
+
+
+def test_an_unknown_model_is_named() -> None:
+    reply = ask("POST", CHAT, {**BODY, "model": "other"})
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+    assert "`other`" in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code", "part"),
+    [
+        ("GET", "/v1/nothing", 404, "not_found", "/v1/nothing"),
+        ("GET", CHAT, 405, "method_not_allowed", "POST"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed", "GET"),
+    ],
+)
+def test_wrong_routes(method: str, path: str, status: int, code: str, part: str) -> None:
+    reply = ask(method, path)
+    assert (reply.status, reply.error["code"]) == (status, code)
+    assert part in reply.error["message"]
+    assert ("Allow" in reply.headers) == (status == 405)
+
+
+@BOTH
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 100_000, b'{"a": "\xff"}'])
+def test_a_body_that_is_no_json_object(path: str, body: bytes) -> None:
+    reply = ask("POST", path, body, {"Content-Type": "application/json"})
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_of_another_type(content_type: str) -> None:
+    reply = ask("POST", CHAT, b"{}", {"Content-Type": content_type})
+    assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+    assert content_type in reply.error["message"]
+
+
+def test_a_charset_or_no_content_type_is_fine() -> None:
+    def talk(urls: list[str]) -> None:
+        for headers in ({"Content-Type": "application/json; charset=utf-8"}, {}):
+            assert send(urls[0], "POST", CHAT, b"{}", headers).error["param"] == "messages"
+
+    with_server(talk)
+
+
+def test_a_body_over_the_limit() -> None:
+    def talk(urls: list[str]) -> None:
+        large = send(urls[0], "POST", CHAT, {**BODY, "user": "x" * 2000})
+        assert (large.status, large.error["code"]) == (413, "request_too_large")
+        assert "2000 bytes" in large.error["message"]
+        assert send(urls[0], "POST", CHAT, {**BODY, "n": 2}).status == 400
+
+    with_server(talk, max_body_bytes=2000)
+
+
+@BOTH
+def test_a_field_is_refused_before_the_model_is_awaited(path: str) -> None:
+    reply = ask("POST", path, {**BODY, "prompt": "x", "top_p": 0})
+    assert (reply.status, reply.error["param"]) == (400, "top_p")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Bearer "}, 401),
+        ({"Authorization": "Basic first"}, 401),
+        ({"Authorization": "first"}, 401),
+        ({"Authorization": "Bearer \xe9"}, 401),
+        ({"Authorization": "Bearer first"}, 200),
+        ({"Authorization": "bearer second"}, 200),
+    ],
+)
+def test_keys(headers: dict[str, str], status: int) -> None:
+    reply = ask("GET", "/v1/models", headers=headers, api_keys=("first", "second"))
+    assert reply.status == status
+    if status == 401:
+        assert reply.error["code"] == "invalid_api_key"
+        assert reply.headers["WWW-Authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", ["/version", "/ping", "/v1/nothing", CHAT])
+def test_all_but_health_needs_a_key(path: str) -> None:
+    assert ask("GET", path, api_keys=("key",)).status == 401
+
+
+def test_health_needs_no_key() -> None:
+    assert ask("GET", "/health", api_keys=("key",)).status == 503
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:1234", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("host.docker.internal:8000", 200),
+        ("mac.lan:8000", 200),
+        ("evil.example", 403),
+        ("evil.example:8000", 403),
+        ("localhost.evil.example", 403),
+        ("evil@localhost", 403),
+        ("", 403),
+    ],
+)
+def test_hosts_on_loopback(host: str, status: int) -> None:
+    reply = ask("GET", "/version", headers={"Host": host}, allowed_hosts=("Mac.lan",))
+    assert reply.status == status
+    if status == 403:
+        assert reply.error["code"] == "forbidden"
+
+
+def test_any_host_elsewhere_than_on_loopback() -> None:
+    assert ask("GET", "/version", headers={"Host": "mac.example"}, host="0.0.0.0").status == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:3000", 400),
+        ("http://127.0.0.1", 400),
+        ("http://[::1]:5173", 400),
+        ("https://app.example", 400),
+        ("https://evil.example", 403),
+        ("http://app.example", 403),
+        ("https://localhost.evil.example", 403),
+        ("http://[bad", 403),
+        ("null", 403),
+    ],
+)
+def test_origins_of_a_post(origin: str, status: int) -> None:
+    reply = ask("POST", CHAT, {}, headers={"Origin": origin}, allowed_origins=("https://app.example",))
+    assert reply.status == status
+    readable = reply.headers["Access-Control-Allow-Origin"]
+    assert readable == (origin if origin == "https://app.example" else None)
+
+
+def test_a_preflight_of_an_allowed_origin() -> None:
+    headers = {
+        "Origin": "https://app.example",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type",
+    }
+    # Browsers send no key with a preflight.
+    reply = ask("OPTIONS", CHAT, headers=headers, allowed_origins=("https://app.example",), api_keys=("key",))
+    assert reply.status == 204
+    assert reply.headers["Access-Control-Allow-Origin"] == "https://app.example"
+    assert reply.headers["Access-Control-Allow-Headers"] == "authorization, content-type"
+    assert "POST" in reply.headers["Access-Control-Allow-Methods"]
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost:3000"])
+def test_a_preflight_of_any_other_origin(origin: str) -> None:
+    reply = ask("OPTIONS", CHAT, headers={"Origin": origin, "Access-Control-Request-Method": "POST"})
+    assert reply.status in (403, 405)
+    assert "Access-Control-Allow-Origin" not in reply.headers
+
+
+def test_request_ids_are_kept_if_fit() -> None:
+    def talk(urls: list[str]) -> None:
+        def id_for(given: str) -> str | None:
+            return send(urls[0], "GET", "/nothing", headers={"X-Request-Id": given}).headers["X-Request-Id"]
+
+        assert id_for("trace-1") == "trace-1"
+        for unfit in ("x" * 129, "caf\xe9", ""):
+            assert id_for(unfit) not in (unfit, None)
+        assert id_for("") != id_for("")
+
+    with_server(talk)
+
+
+def test_the_log_tells_of_requests_but_not_what_they_say(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "vllm_metal")
+    headers = {"Authorization": "Bearer a-secret-key"}
+    ask("POST", f"{CHAT}?a=%0Ab", {**BODY, "n": 2}, headers=headers, api_keys=("a-secret-key",))
+    [line] = [record.message for record in caplog.records if CHAT in record.message]
+    assert line.startswith(f"POST {CHAT} 400 ")
+    assert "secret" not in caplog.text
+
+
+def test_bytes_that_are_not_http_are_refused_and_harm_nobody() -> None:
+    def talk(urls: list[str]) -> None:
+        url = urlsplit(urls[0])
+        assert url.hostname is not None
+        with socket.create_connection((url.hostname, url.port), timeout=30) as sock:
+            sock.sendall(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
+            assert sock.recv(100).startswith(b"HTTP/1.")
+        assert send(urls[0], "GET", "/version").status == 200
+
+    with_server(talk)
+
+
+def test_both_loopback_addresses_answer() -> None:
+    def talk(urls: list[str]) -> None:
+        assert [urlsplit(url).hostname for url in urls] == ["127.0.0.1", "::1"]
+        assert [send(url, "GET", "/version").status for url in urls] == [200, 200]
+
+    with_server(talk)
+
+
+def test_a_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metal.sock"
+
+    def talk(urls: list[str]) -> None:
+        assert urls == [f"unix:{path}"]
+        assert path.stat().st_mode & 0o777 == 0o600
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(path))
+            sock.sendall(b"GET /version HTTP/1.1\r\nHost: anything\r\nConnection: close\r\n\r\n")
+            assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
+
+    with_server(talk, uds=str(path))
+    assert not path.exists()
