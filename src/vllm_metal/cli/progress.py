@@ -12,7 +12,7 @@ from vllm_metal.hub.disk import format_bytes
 from vllm_metal.hub.progress import OnProgress, PullProgress
 
 _LINE_EVERY_S = 2.0
-_LINE_EVERY_SHARE = 0.05
+_LINE_EVERY_PERCENT = 5
 
 
 @contextmanager
@@ -26,20 +26,19 @@ def pull_progress() -> Iterator[OnProgress]:
 
 
 def plain_lines(clock: Callable[[], float] = time.monotonic) -> OnProgress:
-    """A line for each stage, then one at most every 5 % and 2 s."""
-    stage = ""
-    shown_share, shown_at_s = 0.0, 0.0
+    """A line for each stage, then one at most every 5% and 2 s."""
+    stage, shown_percent, shown_at_s = "", 0, 0.0
 
     def show(progress: PullProgress) -> None:
-        nonlocal stage, shown_share, shown_at_s
-        share = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
+        nonlocal stage, shown_percent, shown_at_s
+        percent = progress.done_bytes * 100 // (progress.total_bytes or 1)
         if progress.stage != stage:
-            stage, shown_share, shown_at_s = progress.stage, 0.0, clock()
+            stage, shown_percent, shown_at_s = progress.stage, 0, clock()
             printer.note(stage)
-        elif share - shown_share >= _LINE_EVERY_SHARE and clock() - shown_at_s >= _LINE_EVERY_S:
-            shown_share, shown_at_s = share, clock()
+        elif percent - shown_percent >= _LINE_EVERY_PERCENT and clock() - shown_at_s >= _LINE_EVERY_S:
+            shown_percent, shown_at_s = percent, clock()
             done, total = format_bytes(progress.done_bytes), format_bytes(progress.total_bytes)
-            printer.note(f"{stage}: {share:.0%} ({done} of {total})")
+            printer.note(f"{stage}: {percent}% ({done} of {total})")
 
     return show
 
@@ -64,14 +63,16 @@ def _bar() -> Iterator[OnProgress]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("")
         stage = ""
 
         def show(progress: PullProgress) -> None:
             nonlocal stage
+            total = progress.total_bytes or None
             if progress.stage != stage:
                 stage = progress.stage
-                bar.reset(task, description=stage)  # a rate is of one stage
-            bar.update(task, completed=progress.done_bytes, total=progress.total_bytes or None)
+                for finished in bar.task_ids:
+                    bar.remove_task(finished)
+                bar.add_task(stage, total=total)
+            bar.update(bar.task_ids[-1], completed=progress.done_bytes, total=total)
 
         yield show

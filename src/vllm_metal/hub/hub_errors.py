@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import TYPE_CHECKING
 
 from vllm_metal.errors import DownloadError, MetalError, ModelNotFound
@@ -23,12 +24,13 @@ def in_our_words(source: HubSource) -> Iterator[None]:
 
     try:
         yield
-    except (HTTPError, OSError, RuntimeError) as exc:
+    except (HTTPError, OSError, RuntimeError, JSONDecodeError) as exc:
         raise _translate(exc, source) from exc
 
 
 def _translate(exc: Exception, source: HubSource) -> MetalError:
     from httpx2 import TransportError
+    from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     # A fall-back to the cache that fails hides the reason behind it.
@@ -45,11 +47,17 @@ def _translate(exc: Exception, source: HubSource) -> MetalError:
                 return DownloadError(
                     f"the model hub can't be reached: {_one_line(cause)}", hint=_NO_HUB_HINT, retryable=True
                 )
+            case JSONDecodeError():
+                return DownloadError(
+                    f"`{constants.ENDPOINT}` does not answer as a model hub",
+                    hint="check `HF_ENDPOINT`, and whether this network wants you to sign in first",
+                    retryable=True,
+                )
             case OSError(errno=errno.ENOSPC):
                 return DownloadError(
                     f"the disk is full; `{source}` is not complete", hint="free some space and run again"
                 )
-            case PermissionError():
+            case PermissionError() if cause.filename:
                 return DownloadError(
                     f"`{cause.filename}` cannot be written: permission denied",
                     hint="set `HF_HOME` to a folder of yours, or change the owner of this one",

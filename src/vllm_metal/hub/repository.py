@@ -25,6 +25,7 @@ def download(source: HubSource, on_progress: OnProgress) -> Path:
     """The folder of the snapshot. Files that are in the cache already are not fetched again."""
     from huggingface_hub import HfApi, constants
 
+    constants.HF_HUB_DISABLE_TELEMETRY = True
     # Its warnings tell of each retry, over several lines.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     on_progress(PullProgress(f"looking up `{source}`"))
@@ -41,24 +42,19 @@ def download(source: HubSource, on_progress: OnProgress) -> Path:
         size for name, size in sizes.items() if _is_wanted(name) and not _is_cached(info, name)
     )
     require_space(Path(constants.HF_HUB_CACHE), missing_bytes)
-    with in_our_words(source):
-        return _fetch(source, missing_bytes, on_progress)
+    return _fetch(source, missing_bytes, on_progress)
 
 
 def _require_model(source: HubSource, names: list[str]) -> None:
-    names = [name for name in names if "/" not in name]
-    if any(fnmatchcase(name, WEIGHTS) for name in names) and "config.json" in names:
+    has_weights = any(fnmatchcase(name, WEIGHTS) for name in names if "/" not in name)
+    if has_weights and "config.json" in names:
         return
     if "adapter_config.json" in names:
         raise UnsupportedModel(
             f"`{source}` is a LoRA adapter, not a model", hint="pull the model that it was trained on"
         )
-    if "config.json" not in names and any(fnmatchcase(name, WEIGHTS) for name in names):
-        raise UnsupportedModel(
-            f"`{source}` has no `config.json`", hint="look for a text model in MLX or HF form"
-        )
     raise UnsupportedModel(
-        f"`{source}` holds {describe_weights(names)}",
+        f"`{source}` {'has no `config.json`' if has_weights else f'holds {describe_weights(names)}'}",
         hint="look for the same model under `mlx-community/`, or download one `.gguf` file and give its path",
     )
 
@@ -80,16 +76,19 @@ def _fetch(source: HubSource, total_bytes: int, on_progress: OnProgress) -> Path
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils._xet import abort_xet_session
 
-    stopped = threading.Event()
+    failure: BaseException | None = None
 
     def report(done_bytes: int) -> None:
-        if stopped.is_set():
+        nonlocal failure
+        if failure is None:
+            try:
+                on_progress(
+                    PullProgress(f"downloading `{source}`", min(done_bytes, total_bytes), total_bytes)
+                )
+            except BaseException as exc:
+                failure = exc
+        if failure is not None:
             raise CancelledError
-        try:
-            on_progress(PullProgress(f"downloading `{source}`", min(done_bytes, total_bytes), total_bytes))
-        except BaseException:
-            stopped.set()
-            raise
 
     # The library joins its download threads before an interrupt gets out; from beside it they can be ended.
     with ThreadPoolExecutor(max_workers=1) as executor:
@@ -102,11 +101,12 @@ def _fetch(source: HubSource, total_bytes: int, on_progress: OnProgress) -> Path
             tqdm_class=_byte_bar(report),
         )
         try:
-            return Path(snapshot.result())
-        except BaseException:
-            stopped.set()
+            with in_our_words(source):
+                return Path(snapshot.result())
+        except BaseException as exc:
+            failure = failure or exc
             abort_xet_session()  # type: ignore[no-untyped-call]
-            raise
+    raise failure
 
 
 def _byte_bar(report: Callable[[int], None]) -> type:

