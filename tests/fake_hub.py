@@ -42,7 +42,7 @@ class FakeHub:
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[Request] = []
-        self.status: int | None = None
+        self.status: int | None = None  # answers everything with this, and no more
         self.held = threading.Event()
         self.released = threading.Event()
 
@@ -100,13 +100,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_file(path, token)
 
     def _describe(self, parts: list[str]) -> None:
-        name, rest = "/".join(parts[:2]), parts[2:]
+        name, kind, revision = "/".join(parts[:2]), parts[2:3], "/".join(parts[3:])
         repository = self.hub.repositories.get(name)
         if repository is None:
             self._refuse(401, code="RepoNotFound")
-        elif rest and rest[1] not in (*repository.branches, repository.commit):
+        elif kind and revision not in (*repository.branches, repository.commit):
             self._refuse(404, code="RevisionNotFound")
-        elif rest and rest[0] == "tree":
+        elif kind == ["tree"]:
             self._send_json(
                 [
                     {"type": "file", "path": path, "size": len(body), "oid": _etag(body)}

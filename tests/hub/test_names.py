@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_metal.errors import ModelNotFound
+from vllm_metal.hub.names import AliasSource, HubSource, PathSource, parse_source
+
+PART = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9]|[._-][A-Za-z0-9]){0,20}", fullmatch=True).filter(
+    lambda part: not part.endswith(".git")
+)
+REVISION = st.from_regex(r"[A-Za-z0-9._/-]{1,20}", fullmatch=True)
+
+
+@given(PART, PART, st.none() | REVISION)
+def test_source_reads_back_what_it_prints(org: str, name: str, revision: str | None) -> None:
+    source = HubSource(f"{org}/{name}", revision)
+    assert parse_source(str(source)) == source
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_source_or_not_found(text: str) -> None:
+    with suppress(ModelNotFound):
+        assert isinstance(parse_source(text), (AliasSource, HubSource, PathSource))
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("smollm2", AliasSource("smollm2")),
+        (" mlx-community/Qwen3-0.6B-4bit ", HubSource("mlx-community/Qwen3-0.6B-4bit")),
+        ("org/name@refs/pr/1", HubSource("org/name", "refs/pr/1")),
+        ("hf.co/org/name", HubSource("org/name")),
+        ("hf.co/org/name@v1", HubSource("org/name", "v1")),
+        ("https://huggingface.co/org/name", HubSource("org/name")),
+        ("https://huggingface.co/org/name/", HubSource("org/name")),
+        ("https://huggingface.co/org/name?library=mlx", HubSource("org/name")),
+        ("https://huggingface.co/org/name/tree/main", HubSource("org/name", "main")),
+        ("https://huggingface.co/org/name/blob/v1/config.json", HubSource("org/name", "v1")),
+    ],
+)
+def test_accepted(text: str, source: object) -> None:
+    assert parse_source(text) == source
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "name",
+        "org/name@",
+        "org/name/file",
+        "org/na--me",
+        "-org/name",
+        "org/name.git",
+        "https://huggingface.co/datasets/org/name",
+        "https://example.com/org/name",
+        f"org/{'n' * 100}",
+    ],
+)
+def test_refused(text: str) -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        parse_source(text)
+    assert "`org/name`" in str(caught.value.hint)
+
+
+def test_near_miss_of_an_alias_is_named() -> None:
+    with pytest.raises(ModelNotFound, match="there is no model `SmolLM`") as caught:
+        parse_source("SmolLM")
+    assert caught.value.hint == "did you mean `smollm2`?"
+
+
+def test_paths_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "blob").touch()
+    (tmp_path / "link.gguf").symlink_to("blob")
+    for text in ("org/name", "./org/name", "org/../org/name", "~/org/name", str(tmp_path / "org" / "name")):
+        assert parse_source(text) == PathSource(tmp_path / "org" / "name")
+    assert parse_source("link.gguf") == PathSource(tmp_path / "link.gguf")
+    assert parse_source("./smollm2") == PathSource(tmp_path / "smollm2")
+    assert parse_source("smollm2") == AliasSource("smollm2")
+
+
+@pytest.mark.parametrize(
+    "text", ["./name", "../name", "/nowhere/name", "~/nowhere", "~nobody-here/x", "model.gguf"]
+)
+def test_paths_that_do_not_exist(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFound, match=f"`{text}` does not exist"):
+        parse_source(text)
