@@ -159,7 +159,10 @@ def test_closing_the_stream_closes_the_connection(server: Script) -> None:
 
 def test_health(server: Script) -> None:
     server.on(
-        "/health", refuses(503, "loading weights", Retry_After="3"), replies({"status": "ok"}), replies("")
+        "/health",
+        replies({"status": "loading", "stage": "loading weights"}, 503, Retry_After="3"),
+        replies({"status": "ok"}),
+        replies(""),
     )
     client = Client(server.url)
     with pytest.raises(EngineUnavailable, match="loading weights") as loading:

@@ -150,8 +150,10 @@ class Client:
 
     def _refusal(self, response: HTTPResponse) -> MetalError:
         try:
-            error = json.loads(response.read())["error"]
-        except (ValueError, TypeError, KeyError):
+            body = json.loads(response.read())
+            # `/health` tells its state in place of an error.
+            error = body.get("error") or body.get("detail") or body["stage"]
+        except (ValueError, AttributeError, KeyError):
             error = f"the server at {self.url} answered {response.status} {response.reason}"
         return _error(response.status, error, response.headers["Retry-After"])
 
@@ -218,7 +220,8 @@ def _error(status: int, error: Any, retry_after: str | None = None) -> MetalErro
     if status >= 500:
         return EngineError(message)
     if code == PromptTooLong.code:
-        return PromptTooLong(message, param=fields.get("param"))
+        hint = "shorten the prompt, or begin a new conversation"
+        return PromptTooLong(message, param=fields.get("param"), hint=hint)
     return InvalidRequest(message, param=fields.get("param"))
 
 

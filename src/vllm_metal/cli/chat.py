@@ -1,0 +1,109 @@
+"""`metal chat`: talk to the running server, or to a model loaded into this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vllm_metal.errors import MetalError
+
+if TYPE_CHECKING:
+    from vllm_metal.client import Client
+    from vllm_metal.config import Config
+
+
+def chat(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Model to talk to; the server's default when left out.", metavar="[MODEL]"),
+    ] = None,
+    quick: Annotated[
+        str | None,
+        typer.Option(
+            "--quick", "-q", metavar="TEXT", help="Ask one question and exit; `-` reads it from stdin."
+        ),
+    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Server to talk to, `unix:/path` for a socket; else the configured one."),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Key the server asks for.")] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Run the model in this process, without a server.")
+    ] = False,
+    temperature: Annotated[float | None, typer.Option(help="0 always picks the likeliest token.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens of this total.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Configuration file to use.")] = None,
+) -> None:
+    """Chat with a model.
+
+    On a terminal this is a conversation; with `--quick`, or a prompt piped in, one answer.
+    """
+    from vllm_metal.cli.chat_conversation import Conversation
+    from vllm_metal.config import load
+
+    if local and url:
+        raise typer.BadParameter("`--local` talks to no server: leave out one of the two", param_hint="--url")
+    question = _question(quick)
+    settings = load(path=config)
+    sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    with _local(model, settings) if local else _remote(url, api_key, settings) as client:
+        conversation = Conversation(
+            client,
+            # In this process there is only the one.
+            model=None if local else model,
+            system=system,
+            params={name: value for name, value in sampling.items() if value is not None},
+        )
+        if question is not None:
+            conversation.ask(question)
+        else:
+            from vllm_metal.cli.chat_repl import Repl
+
+            Repl(conversation).run()
+
+
+@contextmanager
+def _local(model: str | None, config: Config) -> Iterator[Client]:
+    """A client of `model`, else the configured default, loaded into this process until the exit."""
+    from vllm_metal.cli.progress import pull_progress
+    from vllm_metal.server.local import LocalClient
+
+    with ExitStack() as stack:
+        with pull_progress() as on_progress:
+            client = stack.enter_context(LocalClient(model or config.models.default, config, on_progress))
+        yield client
+
+
+def _remote(url: str | None, api_key: str | None, config: Config) -> AbstractContextManager[Client]:
+    from vllm_metal.client import Client, server_url
+
+    if url is None:
+        url = server_url(config.server)
+        # The configured keys are for the configured server: never sent anywhere else.
+        api_key = api_key or next(iter(config.server.api_keys), None)
+    return nullcontext(Client(url, api_key))
+
+
+def _question(quick: str | None) -> str | None:
+    """The one question to ask, from the option or a pipe; None means a conversation."""
+    if quick is None and sys.stdin.isatty():
+        return None
+    if quick is None or quick == "-":
+        try:
+            quick = sys.stdin.buffer.read().decode()
+        except UnicodeDecodeError:
+            raise MetalError("the prompt on stdin is not UTF-8 text") from None
+    if not quick.strip():
+        raise MetalError("the prompt is empty", hint='ask something: `metal chat -q "Why is the sky blue?"`')
+    return quick.rstrip("\n")
