@@ -15,7 +15,7 @@ def pull(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="`org/name[@revision]` on the hub, a model directory, a `.gguf` file, or `smollm2`.",
+            help="`org/name` or `org/name@revision` of the hub, a folder, a `.gguf` file, or `smollm2`.",
             show_default=False,
         ),
     ],
