@@ -115,7 +115,7 @@ class ModelsConfig:
         (), "Names the model answers to; empty means its own", flag="--served-model-name"
     )
     revision: str = setting("", "Branch, tag or commit on the hub; empty means the main branch")
-    tokenizer: str = setting("", "Model or folder whose tokenizer is used; empty means the model's own")
+    tokenizer: str = setting("", "Folder whose tokenizer is used; empty means the model's own", is_path=True)
     chat_template: str = setting(
         "", "Jinja file, or the template itself; empty means the model's own", is_path=True
     )

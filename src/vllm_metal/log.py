@@ -1,16 +1,19 @@
-"""Logging set-up: one line a record on stderr. Prompts, answers and keys are never logged."""
+"""Logging: one line a record, on stderr or to a file. Prompts, answers and keys are never logged."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
+
+from vllm_metal.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def setup(level: str = "info") -> None:
-    """Replace the root handlers. `level` is one of `LEVELS`."""
-    handler = logging.StreamHandler(sys.stderr)
+def setup(level: str, file: str = "") -> None:
+    """Replace the root handlers. `level` is one of `LEVELS`; no `file` means stderr. Raises ConfigError."""
+    handler = _file_handler(Path(file)) if file else logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     )
@@ -18,3 +21,13 @@ def setup(level: str = "info") -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("vllm_metal").setLevel(level.upper())
+
+
+def _file_handler(path: Path) -> logging.Handler:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return logging.FileHandler(path, encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot log to `{path}`: {exc.strerror}", hint="change `log.file`"
+        ) from exc

@@ -1,0 +1,120 @@
+"""`metal serve`: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.models import OptionInfo
+
+from vllm_metal.cli import printer
+from vllm_metal.config import SETTINGS
+from vllm_metal.errors import ConfigError, MetalError
+
+
+def _option(key: str) -> OptionInfo:
+    """The option of a setting: what the setting says of itself."""
+    setting = SETTINGS[key]
+    many = "; may be repeated" if setting.kind is tuple else ""
+    option: OptionInfo = typer.Option(help=f"{setting.doc}{many}.", rich_help_panel=setting.section.title())
+    return option
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="`org/name\\[@revision]`, a folder, a `.gguf` file or `smollm2`; else the configured one.",
+        ),
+    ] = None,
+    host: Annotated[str | None, _option("server.host")] = None,
+    port: Annotated[int | None, _option("server.port")] = None,
+    api_key: Annotated[list[str] | None, _option("server.api_keys")] = None,
+    uds: Annotated[str | None, _option("server.uds")] = None,
+    ssl_certfile: Annotated[str | None, _option("server.ssl_certfile")] = None,
+    ssl_keyfile: Annotated[str | None, _option("server.ssl_keyfile")] = None,
+    ssl_ca_certs: Annotated[str | None, _option("server.ssl_ca_certs")] = None,
+    ssl_cert_reqs: Annotated[int | None, _option("server.ssl_cert_reqs")] = None,
+    served_model_name: Annotated[list[str] | None, _option("models.served_names")] = None,
+    revision: Annotated[str | None, _option("models.revision")] = None,
+    tokenizer: Annotated[str | None, _option("models.tokenizer")] = None,
+    chat_template: Annotated[str | None, _option("models.chat_template")] = None,
+    dtype: Annotated[str | None, _option("engine.dtype")] = None,
+    device: Annotated[str | None, _option("engine.device")] = None,
+    max_model_len: Annotated[int | None, _option("engine.max_model_len")] = None,
+    max_num_seqs: Annotated[int | None, _option("engine.max_num_seqs")] = None,
+    max_num_batched_tokens: Annotated[int | None, _option("engine.max_num_batched_tokens")] = None,
+    gpu_memory_utilization: Annotated[float | None, _option("engine.gpu_memory_utilization")] = None,
+    seed: Annotated[int | None, _option("engine.seed")] = None,
+    log_level: Annotated[str | None, _option("log.level")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="PATH", help="Read this configuration file.")] = None,
+) -> None:
+    """Serve a model on http://localhost:8000 with OpenAI's API.
+
+    Every option is also a key of the configuration file; see `metal config show`.
+    """
+    flags = {
+        "server.host": host,
+        "server.port": port,
+        "server.api_keys": api_key,
+        "server.uds": uds,
+        "server.ssl_certfile": ssl_certfile,
+        "server.ssl_keyfile": ssl_keyfile,
+        "server.ssl_ca_certs": ssl_ca_certs,
+        "server.ssl_cert_reqs": ssl_cert_reqs,
+        "models.default": model,
+        "models.served_names": served_model_name,
+        "models.revision": revision,
+        "models.tokenizer": tokenizer,
+        "models.chat_template": chat_template,
+        "engine.dtype": dtype,
+        "engine.device": device,
+        "engine.max_model_len": max_model_len,
+        "engine.max_num_seqs": max_num_seqs,
+        "engine.max_num_batched_tokens": max_num_batched_tokens,
+        "engine.gpu_memory_utilization": gpu_memory_utilization,
+        "engine.seed": seed,
+        "log.level": log_level,
+    }
+    from vllm_metal.service import launchd
+
+    try:
+        exit_code = _run(config, flags)
+    except MetalError as exc:
+        if not (launchd.is_parent() and isinstance(exc, ConfigError)):
+            raise
+        # Exit 0, or launchd would start us again every few seconds with the same result.
+        printer.error(exc)
+        launchd.write_reason(exc)
+        exit_code = 0
+    raise typer.Exit(exit_code)
+
+
+def _run(path: Path | None, flags: dict[str, object]) -> int:
+    from vllm_metal import config as configuration
+    from vllm_metal import log
+
+    config = configuration.load(path=path, flags=flags)
+    log.setup(config.log.level, config.log.file)
+
+    import asyncio
+
+    from vllm_metal.cli.progress import pull_progress
+    from vllm_metal.server import run
+    from vllm_metal.server.model_manager import ModelManager
+    from vllm_metal.service import launchd
+
+    async def main() -> int:
+        with pull_progress() as on_progress:
+            manager = ModelManager(config, persistent=launchd.is_parent(), on_progress=on_progress)
+            return await run.serve(config, manager, _say_listening)
+
+    exit_code = asyncio.run(main())
+    launchd.clear_reason()
+    return exit_code
+
+
+def _say_listening(urls: list[str]) -> None:
+    printer.note(f"listening on {' and '.join(urls)}")

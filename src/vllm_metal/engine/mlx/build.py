@@ -1,0 +1,114 @@
+"""Puts an engine together from a model on disk. Runs on the engine thread, which owns the result."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import mlx.core as mx
+
+from vllm_metal.config import Config
+from vllm_metal.engine.async_engine import LoadedEngine
+from vllm_metal.engine.core import EngineCore
+from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager
+from vllm_metal.engine.mlx import device, kv_cache, loader, self_check
+from vllm_metal.engine.mlx.model_runner import ModelRunner
+from vllm_metal.engine.output_processor import OutputProcessor
+from vllm_metal.engine.scheduler import Scheduler
+from vllm_metal.errors import ConfigError, ModelError
+
+logger = logging.getLogger(__name__)
+
+#: Tokens a step when the config leaves it open. A prompt's chunk holds up every running stream for as long as
+#: it takes: about half a second either way.
+_CPU_BATCHED_TOKENS = 128
+_GPU_BATCHED_TOKENS = 512
+
+
+def build(path: Path, config: Config) -> LoadedEngine:
+    """Load the model at `path` and everything around it. Raises ModelError if it cannot be run here."""
+    started = time.monotonic()
+    engine = config.engine
+    device.select(engine.device)
+    device.prepare()
+    try:
+        loaded = loader.load(
+            path,
+            dtype=engine.dtype,
+            tokenizer_path=Path(config.models.tokenizer) if config.models.tokenizer else None,
+            chat_template=_chat_template(config.models.chat_template),
+        )
+        max_num_batched_tokens = engine.max_num_batched_tokens or (
+            _CPU_BATCHED_TOKENS if device.is_cpu() else _GPU_BATCHED_TOKENS
+        )
+        batched = self_check.batches_agree(loaded.model, loaded.tokenizer.vocab_size)
+        step_bytes = _step_bytes(loaded.model, max_num_batched_tokens)
+        budget_bytes = int(engine.gpu_memory_utilization * device.memory_bytes()) - mx.get_active_memory()
+        kv = KVCacheManager(kv_cache.measure(loaded.model), budget_bytes - step_bytes)
+        max_model_len = _max_model_len(kv, loaded.context_length, config)
+        scheduler = Scheduler(
+            kv, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
+        runner = ModelRunner(loaded.model, batched=batched)
+    except BaseException:
+        # This thread ends with the error; its streams must not outlive it.
+        mx.clear_streams()
+        raise
+    logger.info(
+        "loaded `%s` in %.1f s: %s on %s, weights %.2f GB, KV budget %.2f GB, context %d, %s decode",
+        path.name,
+        time.monotonic() - started,
+        loaded.quantization or loaded.dtype,
+        "CPU" if device.is_cpu() else "GPU",
+        loaded.weight_bytes / 1e9,
+        kv.budget_bytes / 1e9,
+        max_model_len,
+        "batched" if batched else "row by row",
+    )
+    processor = OutputProcessor(loaded.tokenizer.detokenizer, loaded.eos_token_ids)
+    return LoadedEngine(EngineCore(scheduler, runner, processor), loaded.tokenizer, max_model_len)
+
+
+def _chat_template(setting: str) -> str | None:
+    """The text of the template: the file's, unless `setting` is a template itself."""
+    if not setting or "{" in setting:
+        return setting or None
+    try:
+        return Path(setting).read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        raise ConfigError(
+            f"the chat template `{setting}` cannot be read: {exc}",
+            hint="`models.chat_template` is the path of a Jinja file, or the template itself",
+        ) from exc
+
+
+def _step_bytes(model: object, num_tokens: int) -> int:
+    """Peak memory of the largest prefill chunk beyond weights and KV; running it also warms the device up."""
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    caches = kv_cache.new_caches(model)
+    model(mx.zeros((1, num_tokens), mx.int32), cache=caches)  # type: ignore[operator]
+    mx.eval([cache.state for cache in caches])
+    return int(mx.get_peak_memory() - before)
+
+
+def _max_model_len(kv: KVCacheManager, context_length: int, config: Config) -> int:
+    """The configured length, else the model's own, cut to what KV memory holds for one request."""
+    wanted = config.engine.max_model_len or context_length
+    if wanted > context_length:
+        raise ModelError(
+            f"`engine.max_model_len` is {wanted}, but the model's context is {context_length} tokens",
+            hint=f"set it to at most {context_length}, or leave it out",
+        )
+    fits = kv.max_num_tokens(wanted)
+    if fits < min(wanted, KV_STEP):
+        raise ModelError(
+            f"the model leaves no memory for requests: {device.memory_bytes() / 1e9:.1f} GB are usable and "
+            f"gpu_memory_utilization is {config.engine.gpu_memory_utilization}",
+            hint="raise `engine.gpu_memory_utilization`, or use a smaller or more quantized model",
+        )
+    if fits < wanted:
+        logger.warning("memory for %d tokens a request, of a context of %d", fits, wanted)
+    return fits

@@ -1,0 +1,1 @@
+"""The daemon under launchd. Standard library only."""
