@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -92,7 +93,7 @@ def serve(
     raise typer.Exit(exit_code)
 
 
-def _run(path: Path | None, flags: dict[str, object]) -> int:
+def _run(path: Path | None, flags: Mapping[str, object]) -> int:
     from vllm_metal import config as configuration
     from vllm_metal import log
 
