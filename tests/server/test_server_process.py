@@ -1,0 +1,195 @@
+"""Streams, disconnects, a full queue and stopping, against a real server process with the real model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import TypeAdapter
+
+from server_process import ServerProcess
+
+QUESTION = {"messages": [{"role": "user", "content": "Name the capital of France."}], "temperature": 0}
+#: Runs until somebody ends it.
+ENDLESS = {"prompt": "Once upon a time", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def posted(server: ServerProcess, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    """The reply, still to be read; leaving hangs up."""
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as response:
+            yield response
+    finally:
+        connection.close()
+
+
+def events(response: http.client.HTTPResponse) -> Iterator[str]:
+    """The data of each event, in order."""
+    while line := response.readline():
+        if line.startswith(b"data: "):
+            yield line.removeprefix(b"data: ").decode().rstrip("\n")
+
+
+def streamed(server: ServerProcess, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with posted(server, path, {**body, "stream": True}) as response:
+        assert response.status == 200
+        *chunks, done = events(response)
+    assert done == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+def wait_for(condition: Any, timeout_s: float) -> float:
+    """Seconds until `condition()` held."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def test_a_chat_stream_has_openais_shape(server: ServerProcess) -> None:
+    chunks = streamed(server, "/v1/chat/completions", {**QUESTION, "stream_options": {"include_usage": True}})
+    for chunk in chunks:
+        TypeAdapter(ChatCompletionChunk).validate_python(chunk, strict=True)
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert chunks[0]["id"].startswith("chatcmpl-")
+    opening, *deltas, closing, usage = chunks
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all(delta["choices"][0]["delta"].keys() == {"content"} for delta in deltas)
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in (opening, *deltas))
+    assert closing["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "stop", "logprobs": None}
+    assert usage["choices"] == []
+    assert all("usage" not in chunk for chunk in chunks[:-1])
+
+    status, whole = server.post("/v1/chat/completions", QUESTION)
+    assert status == 200
+    TypeAdapter(ChatCompletion).validate_python(whole, strict=True)
+    joined = "".join(delta["choices"][0]["delta"]["content"] for delta in deltas)
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": joined, "refusal": None}
+    assert whole["choices"][0]["logprobs"] is None
+    assert whole["usage"] == usage["usage"]
+
+
+def test_a_completion_stream_has_openais_shape(server: ServerProcess) -> None:
+    body = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 8}
+    chunks = streamed(server, "/v1/completions", body)
+    *deltas, closing = chunks
+    for chunk in deltas:
+        assert chunk["choices"][0].keys() == {"index", "text", "finish_reason", "logprobs"}
+    assert closing["choices"] == [{"index": 0, "text": "", "finish_reason": "length", "logprobs": None}]
+    _, whole = server.post("/v1/completions", body)
+    TypeAdapter(Completion).validate_python(whole, strict=True)
+    assert whole["choices"][0]["text"] == "".join(delta["choices"][0]["text"] for delta in deltas)
+    assert whole["usage"]["completion_tokens"] == 8
+
+
+def test_usage_can_be_followed(server: ServerProcess) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    _, *chunks = streamed(server, "/v1/chat/completions", {**QUESTION, "stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+def test_an_error_before_the_first_token_is_no_stream(server: ServerProcess) -> None:
+    with posted(server, "/v1/completions", {"prompt": [], "stream": True}) as response:
+        assert response.status == 400
+        assert json.load(response)["error"]["message"] == "the prompt is empty"
+
+
+def test_the_log_counts_tokens(server: ServerProcess) -> None:
+    server.post("/v1/completions", {"prompt": [504, 3575, 282], "max_tokens": 2, "ignore_eos": True})
+    wait_for(lambda: "POST /v1/completions 200 3+2 tokens" in server.log, 5)
+
+
+@pytest.fixture(scope="module")
+def small_queue(smollm2_path: Path) -> Iterator[ServerProcess]:
+    """A server that holds one request at once: the next gets in only when the first has been let go."""
+    with ServerProcess(str(smollm2_path), env={"METAL_SERVER_MAX_QUEUED": "1"}) as process:
+        yield process.ready()
+
+
+def is_free(server: ServerProcess) -> bool:
+    return server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+
+
+def test_a_full_queue_says_when_to_come_back(small_queue: ServerProcess) -> None:
+    with posted(small_queue, "/v1/completions", ENDLESS) as running:
+        assert next(events(running))
+        with posted(small_queue, "/v1/completions", {"prompt": "x"}) as refused:
+            assert refused.status == 429
+            assert int(refused.headers["Retry-After"]) > 0
+            assert json.load(refused)["error"]["code"] == "rate_limit_exceeded"
+    wait_for(lambda: is_free(small_queue), 5)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_frees_its_place(small_queue: ServerProcess, stream: bool) -> None:
+    gone_before = small_queue.log.count(" 499 ")
+    with posted(small_queue, "/v1/completions", ENDLESS) if stream else unanswered(small_queue):
+        assert not is_free(small_queue)
+    assert wait_for(lambda: is_free(small_queue), 5) < 2
+    assert small_queue.log.count(" 499 ") == gone_before + 1
+
+
+def test_a_client_that_hangs_up_in_prefill_frees_its_place(small_queue: ServerProcess) -> None:
+    with unanswered(small_queue, prompt="word " * 4000):
+        wait_for(lambda: not is_free(small_queue), 10)
+    assert wait_for(lambda: is_free(small_queue), 5) < 2
+
+
+@contextmanager
+def unanswered(server: ServerProcess, **fields: Any) -> Iterator[None]:
+    """A request whose reply is never awaited."""
+    url = urlsplit(server.url)
+    body = json.dumps({**ENDLESS, "stream": False, **fields}).encode()
+    with socket.create_connection((url.hostname or "", url.port or 0)) as sock:
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        wait_for(lambda: not is_free(server), 10)
+        yield
+
+
+def test_stopping_lets_streams_finish_and_refuses_new_requests(smollm2_path: Path) -> None:
+    with ServerProcess(str(smollm2_path), env={}) as process:
+        process.ready()
+        body = {**ENDLESS, "max_tokens": 60}
+        with posted(process, "/v1/completions", body) as running:
+            chunks = events(running)
+            next(chunks)
+            process.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: process.get("/health")[1]["status"] == "draining", 5)
+            status, refused = process.post("/v1/completions", {"prompt": "x"})
+            assert (status, refused["error"]["code"]) == (503, "service_unavailable")
+            *_, closing, done = chunks
+        assert json.loads(closing)["choices"][0]["finish_reason"] == "length"
+        assert done == "[DONE]"
+        assert process.process.wait(timeout=10) == 0
+        assert "Traceback" not in process.log
+
+
+def test_a_second_interrupt_does_not_wait(smollm2_path: Path) -> None:
+    with ServerProcess(str(smollm2_path), env={}) as process:
+        process.ready()
+        with posted(process, "/v1/completions", ENDLESS) as running:
+            assert next(events(running))
+            process.process.send_signal(signal.SIGINT)
+            wait_for(lambda: process.get("/health")[1]["status"] == "draining", 5)
+            assert process.stop(signal.SIGINT) == 130
+        assert "Traceback" not in process.log
