@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import math
+from importlib import import_module
+from typing import Any
+
+import gguf_writer
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from vllm_metal.engine.mlx import gguf_model, precision
+from vllm_metal.engine.mlx.gguf import GGUFFile
+from vllm_metal.errors import NotAModel, UnsupportedModel
+
+pytestmark = pytest.mark.usefixtures("on_cpu")
+
+NUM_LAYERS, HIDDEN, HEADS, KV_HEADS, VOCAB = 2, 64, 4, 2, 96
+HEAD_DIM = {"llama": 16, "mistral": 16, "qwen2": 16, "qwen3": 32}
+PROMPT = mx.array([[5, 17, 3, 90, 41, 8, 77]])
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def reference(architecture: str, *, tied: bool = True, **config: Any) -> Any:
+    """mlx-lm's own model with random weights, its norms and biases too."""
+    model_type = "llama" if architecture == "mistral" else architecture
+    module = import_module(f"mlx_lm.models.{model_type}")
+    arguments = {
+        "model_type": model_type,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": NUM_LAYERS,
+        "intermediate_size": 128,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM[architecture],
+        "rms_norm_eps": 1e-6,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": tied,
+    }
+    model = module.Model(module.ModelArgs.from_dict(arguments | config))
+    generator = np.random.default_rng(1)
+    parameters = [
+        (name, mx.array(generator.normal(1 if array.ndim == 1 else 0, 0.3, array.shape).astype(np.float32)))
+        for name, array in tree_flatten(model.parameters())
+    ]
+    model.load_weights(parameters)
+    return model
+
+
+def interleave(array: np.ndarray, num_heads: int) -> np.ndarray:
+    """Row order of llama-type files: the first row of a head's first half, the first of its second half, …"""
+    head_dim = array.shape[0] // num_heads
+    order = [
+        head * head_dim + half * head_dim // 2 + index
+        for head in range(num_heads)
+        for index in range(head_dim // 2)
+        for half in range(2)
+    ]
+    return array[order]
+
+
+def write(
+    path, architecture, model, type_name="F32", *, permute=True, metadata=None, tensors=None
+) -> GGUFFile:
+    """Write `model` as a GGUF file, and give it the values that the file's types can hold."""
+    stored, kept = {}, []
+    for name, parameter in tree_flatten(model.parameters()):
+        array, module = np.array(parameter), name.rpartition(".")[0]
+        layer = module.removeprefix("model.layers.").partition(".")
+        prefix, module = (
+            (f"blk.{layer[0]}.", layer[2]) if module.startswith("model.layers.") else ("", module)
+        )
+        kind = "F32" if array.ndim == 1 else type_name
+        kept.append((name, mx.array(gguf_writer.encode(kind, array)[1])))
+        if permute and architecture in ("llama", "mistral") and NAMES[module] in ("attn_q", "attn_k"):
+            array = interleave(array, HEADS if NAMES[module] == "attn_q" else KV_HEADS)
+        stored[f"{prefix}{NAMES[module]}.{name.rpartition('.')[2]}"] = (kind, array)
+    model.load_weights(kept)
+    keys = {
+        "block_count": NUM_LAYERS,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": 128,
+        "context_length": 512,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD_DIM[architecture],
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
+    }
+    keys = {
+        f"{architecture}.{key}": value
+        for key, value in (keys | (metadata or {})).items()
+        if value is not None
+    }
+    gguf_writer.write(
+        path / "m.gguf", {"general.architecture": architecture} | keys, stored | (tensors or {})
+    )
+    return GGUFFile(path / "m.gguf")
+
+
+def logits_of(file: GGUFFile) -> mx.array:
+    model, _ = gguf_model.load_model(file)
+    precision.set_precision(model, mx.float32)
+    return model(PROMPT)
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+def test_logits_equal_those_of_the_same_weights_in_mlx_lm(tmp_path, architecture, type_name):
+    model = reference(architecture)
+    file = write(tmp_path, architecture, model, type_name)
+    np.testing.assert_allclose(logits_of(file), model(PROMPT), rtol=1e-4, atol=1e-4)
+
+
+def test_an_output_matrix_unties_the_embeddings(tmp_path):
+    model = reference("qwen3", tied=False)
+    np.testing.assert_allclose(
+        logits_of(write(tmp_path, "qwen3", model)), model(PROMPT), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_rows_in_another_order_change_the_answer(tmp_path):
+    model = reference("llama")
+    file = write(tmp_path, "llama", model, permute=False)
+    assert mx.abs(logits_of(file) - model(PROMPT)).max().item() > 0.1
+
+
+def test_quantized_modules_keep_the_bits_of_their_tensor(tmp_path):
+    values = np.random.default_rng(2).normal(size=(VOCAB, HIDDEN)).astype(np.float32)
+    file = write(
+        tmp_path, "llama", reference("llama"), "Q4_0", tensors={"token_embd.weight": ("Q8_0", values)}
+    )
+    model, _ = gguf_model.load_model(file)
+    assert (model.model.embed_tokens.bits, model.layers[0].self_attn.q_proj.bits) == (8, 4)
+    assert gguf_model.quantization_name(file) == "Q4_0"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, None),
+        ({"rope.scaling.type": "none"}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 128,
+            },
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        ),
+    ],
+)
+def test_rope_scaling(tmp_path, metadata, expected):
+    model = reference("qwen3", rope_scaling=expected)
+    file = write(tmp_path, "qwen3", model, metadata=metadata)
+    assert gguf_model.load_model(file)[1]["rope_scaling"] == expected
+    np.testing.assert_allclose(logits_of(file), model(PROMPT), rtol=1e-4, atol=1e-4)
+
+
+def llama3_divisors(factor: float, theta: float, head_dim: int) -> np.ndarray:
+    divisors = []
+    for index in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * theta ** (index / head_dim)
+        if wavelength < 8192 / 4:
+            divisors.append(1.0)
+        elif wavelength > 8192:
+            divisors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
+
+
+def test_llama3_frequencies_are_recognized(tmp_path):
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    model = reference("llama", rope_theta=500000.0, rope_scaling=scaling)
+    table = {"rope_freqs.weight": ("F32", llama3_divisors(32.0, 500000.0, 16))}
+    file = write(tmp_path, "llama", model, metadata={"rope.freq_base": 500000.0}, tensors=table)
+    assert gguf_model.load_model(file)[1]["rope_scaling"] == scaling
+    np.testing.assert_allclose(logits_of(file), model(PROMPT), rtol=1e-4, atol=1e-4)
+
+
+def test_other_frequency_tables_are_refused(tmp_path):
+    table = llama3_divisors(32.0, 500000.0, 16)
+    table[3] *= 1.5
+    file = write(
+        tmp_path,
+        "llama",
+        reference("llama"),
+        metadata={"rope.freq_base": 500000.0},
+        tensors={"rope_freqs.weight": ("F32", table)},
+    )
+    with pytest.raises(UnsupportedModel, match="frequencies"):
+        gguf_model.load_model(file)
+
+
+def test_a_sliding_window_bounds_the_context(tmp_path):
+    file = write(tmp_path, "mistral", reference("mistral"), metadata={"attention.sliding_window": 256})
+    assert gguf_model.load_model(file)[1]["max_position_embeddings"] == 256
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error", "message"),
+    [
+        ({"context_length": None}, NotAModel, "`llama.context_length`"),
+        ({"expert_count": 8}, UnsupportedModel, "mixture-of-experts"),
+        ({"rope.scaling.type": "longrope"}, UnsupportedModel, "`longrope`"),
+        ({"rope.dimension_count": 8}, UnsupportedModel, "part of each attention head"),
+    ],
+)
+def test_metadata_that_cannot_be_served(tmp_path, metadata, error, message):
+    file = write(tmp_path, "llama", reference("llama"), metadata=metadata)
+    with pytest.raises(error, match=message):
+        gguf_model.load_model(file)
+
+
+def test_unknown_tensors_and_architectures_are_refused(tmp_path):
+    extra = {"blk.0.ssm_a.weight": ("F32", np.ones(4, np.float32))}
+    with pytest.raises(UnsupportedModel, match="`blk.0.ssm_a.weight`"):
+        gguf_model.load_model(write(tmp_path, "llama", reference("llama"), tensors=extra))
+    path = gguf_writer.write(tmp_path / "other.gguf", {"general.architecture": "mamba"}, {})
+    with pytest.raises(UnsupportedModel, match="`mamba`"):
+        gguf_model.load_model(GGUFFile(path))
