@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
+import shutil
 import socket
+import ssl
+import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -270,3 +274,25 @@ def test_a_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
 
     with_server(talk, uds=str(path))
     assert not path.exists()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+        + ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", certificate, "-keyout", key],
+        check=True,
+        capture_output=True,
+    )
+
+    def talk(urls: list[str]) -> None:
+        assert urls[0].startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        connection = http.client.HTTPSConnection(urlsplit(urls[0]).netloc, timeout=30, context=trusting)
+        connection.request("GET", "/version")
+        with connection.getresponse() as response:
+            assert response.status == 200
+        connection.close()
+
+    with_server(talk, ssl_certfile=str(certificate), ssl_keyfile=str(key))
