@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+
 from server_process import METAL, ServerProcess
 
 QUESTIONS = [
@@ -103,7 +104,11 @@ def test_a_seed_makes_sampling_repeatable_whatever_runs_beside_it(client):
 
 def test_completions_stop_strings_and_token_prompts(client):
     answer = client.completions.create(
-        model="smollm2", prompt="The capital of France is", temperature=0, max_tokens=12, stop=["xyz", "Paris"]
+        model="smollm2",
+        prompt="The capital of France is",
+        temperature=0,
+        max_tokens=12,
+        stop=["xyz", "Paris"],
     )
     assert answer.choices[0].text == " "
     assert answer.choices[0].finish_reason == "stop"

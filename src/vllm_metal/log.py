@@ -28,6 +28,4 @@ def _file_handler(path: Path) -> logging.Handler:
         path.parent.mkdir(parents=True, exist_ok=True)
         return logging.FileHandler(path, encoding="utf-8")
     except OSError as exc:
-        raise ConfigError(
-            f"cannot log to `{path}`: {exc.strerror}", hint="change `log.file`"
-        ) from exc
+        raise ConfigError(f"cannot log to `{path}`: {exc.strerror}", hint="change `log.file`") from exc

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import platformdirs
@@ -11,9 +10,6 @@ APP = "vllm-metal"
 
 
 def config_file() -> Path:
-    """`METAL_CONFIG`, else `config.toml` in the platform's config folder."""
-    if override := os.environ.get("METAL_CONFIG"):
-        return Path(override).expanduser()
     return Path(platformdirs.user_config_dir(APP, appauthor=False)) / "config.toml"
 
 

@@ -191,3 +191,16 @@ def test_many_engines_come_and_go():
             await engine.stop()
 
     asyncio.run(main())
+
+
+def test_stopping_ends_the_streams_that_are_left():
+    async def main():
+        engine = await start()
+        async with engine.add_request("r", [1, 2, 3], SamplingParams()) as stream:
+            await anext(stream)
+            stopping = asyncio.create_task(engine.stop())
+            outputs = [output async for output in stream]
+        await stopping
+        return outputs
+
+    assert asyncio.run(asyncio.wait_for(main(), 30))[-1].finish_reason is FinishReason.ABORT

@@ -146,16 +146,21 @@ class AsyncEngine:
         )
 
     def add_request(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt_param: str = "prompt",
     ) -> RequestStream:
-        """Hand a request to the engine.
+        """Hand a request to the engine. `prompt_param` is what its sender calls the prompt, for errors.
 
         Raises InvalidRequest or PromptTooLong for one that can never run, EngineBusy when the queue is full,
         EngineUnavailable when the engine has stopped.
         """
         if self.failure or self._stopping:
             raise EngineUnavailable(self.failure or "the server is shutting down")
-        self._check_prompt(prompt_token_ids)
+        self._check_prompt(prompt_token_ids, prompt_param)
         if len(self._streams) >= self._max_queued:
             raise EngineBusy(f"{len(self._streams)} requests are already queued or running")
         left = self.max_model_len - len(prompt_token_ids)
@@ -174,6 +179,7 @@ class AsyncEngine:
     async def stop(self) -> None:
         """Abort what runs, free the model on the engine thread and join it."""
         self._stopping = True
+        self._end_streams(FinishReason.ABORT)
         self._inbox.put(Stop())
         if self._thread.is_alive():
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
@@ -183,18 +189,18 @@ class AsyncEngine:
     def num_streams(self) -> int:
         return len(self._streams)
 
-    def _check_prompt(self, prompt_token_ids: list[int]) -> None:
+    def _check_prompt(self, prompt_token_ids: list[int], param: str) -> None:
         if not prompt_token_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt")
+            raise InvalidRequest("the prompt is empty", param=param)
         if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < self._tokenizer.vocab_size:
             raise InvalidRequest(
-                f"token ids must be between 0 and {self._tokenizer.vocab_size - 1}", param="prompt"
+                f"token ids must be between 0 and {self._tokenizer.vocab_size - 1}", param=param
             )
         if len(prompt_token_ids) >= self.max_model_len:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_token_ids)} tokens, and this model serves at most "
                 f"{self.max_model_len} tokens of prompt and answer together",
-                param="messages",
+                param=param,
             )
 
     def _next_seed(self) -> int:
@@ -226,10 +232,13 @@ class AsyncEngine:
     def _fail(self, reason: str) -> None:
         """End every stream with `reason`, and take no more requests."""
         self.failure = reason
+        self._end_streams(FinishReason.ERROR, reason)
+        self.failed.set()
+
+    def _end_streams(self, finish_reason: FinishReason, error: str | None = None) -> None:
         for request_id in list(self._streams):
             if stream := self._pop_stream(request_id):
-                stream.put(RequestOutput(request_id, finish_reason=FinishReason.ERROR, error=reason))
-        self.failed.set()
+                stream.put(RequestOutput(request_id, finish_reason=finish_reason, error=error))
 
     # From here on: the engine thread.
 

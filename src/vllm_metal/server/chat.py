@@ -32,7 +32,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     async with manager.acquire(body.model) as engine:
         prompt_token_ids = await engine.encode_chat(messages, **template_kwargs)
         wording = ChatWording(model=manager.served_names[0])
-        outputs = engine.add_request(wording.id, prompt_token_ids, params)
+        outputs = engine.add_request(wording.id, prompt_token_ids, params, prompt_param="messages")
         return await generation.respond(request, outputs, wording, body)
 
 

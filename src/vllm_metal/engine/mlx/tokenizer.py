@@ -47,13 +47,13 @@ class Tokenizer:
         self._template_renderer = tokenizer
         # Encoding goes to the backend itself: transformers would set padding and truncation on every call,
         # which fails while another thread reads.
-        self._backend = tokenizer.backend_tokenizer
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._token_bytes = TokenBytes(self._backend)
+        self.backend = tokenizer.backend_tokenizer
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        self._token_bytes = TokenBytes(self.backend)
         own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.eos_token_ids = frozenset(eos_token_ids).union(own_eos)
-        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def has_chat_template(self) -> bool:
@@ -62,7 +62,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; raises InvalidRequest where it is not valid Unicode."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as exc:  # a lone surrogate, which JSON can spell
             raise InvalidRequest("the text is not valid Unicode: it holds half a surrogate pair") from exc
         return ids
