@@ -114,8 +114,10 @@ def _load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dic
         generation_config = _read_json(path / "generation_config.json")
     _check_architecture(config)
     safetensors.check_folder(path)
-    model, config = _fenced(path, mlx_lm_utils.load_model, path, lazy=True)
-    return model, config, _quantization_name(config), generation_config
+    model, full_config = _fenced(path, mlx_lm_utils.load_model, path, lazy=True)
+    # mlx-lm lets the generation config's end tokens replace the model's; both count here.
+    full_config["eos_token_id"] = config.get("eos_token_id")
+    return model, full_config, _quantization_name(full_config), generation_config
 
 
 def _read_json(path: Path) -> dict[str, Any]:
