@@ -41,6 +41,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
 
 fix: setup
 	$(BIN)/ruff check --fix .

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from server_process import METAL, ServerProcess
 
 ROOT = Path(__file__).parent.parent

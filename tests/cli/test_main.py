@@ -1,0 +1,76 @@
+"""The frame of the command: imports, versions, errors and exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from server_process import METAL
+
+HEAVY = ("aiohttp", "mlx", "mlx_lm", "transformers", "tokenizers", "pydantic", "huggingface_hub", "numpy")
+
+
+def _metal(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([METAL, *args], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["--version"],
+        ["serve", "--help"],
+        ["chat", "--help"],
+        ["pull", "--help"],
+        ["config", "show"],
+    ],
+    ids=" ".join,
+)
+def test_commands_that_need_no_model_import_nothing_heavy(args):
+    program = (
+        "import sys\n"
+        "from vllm_metal.cli.main import main\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        "    sys.stderr.write('\\n'.join(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *args], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0
+    imported = {name.split(".")[0] for name in done.stderr.split()}
+    assert "vllm_metal" in imported
+    assert not imported & set(HEAVY)
+
+
+def test_an_unknown_option_names_the_nearest():
+    done = _metal("serve", "--prot", "8001")
+    assert done.returncode == 2
+    assert "--port" in done.stderr
+
+
+def test_a_users_error_is_one_line_and_a_hint():
+    done = _metal("pull", "smollm3")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "error: there is no model `smollm3`\n\nhint: did you mean `smollm2`?\n"
+
+
+def test_an_error_of_ours_has_no_traceback_and_its_own_exit_code():
+    program = (
+        "import sys\n"
+        "from vllm_metal.cli import main\n"
+        "sys.argv = ['metal']\n"
+        "def broken(): raise ZeroDivisionError('by nought')\n"
+        "main.app = broken\n"
+        "main.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: internal error: ZeroDivisionError: by nought")
+    assert "Traceback" not in done.stderr

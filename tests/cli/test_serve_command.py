@@ -1,0 +1,86 @@
+"""`metal serve` where it cannot serve, and under launchd."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+
+from server_process import METAL, ServerProcess
+from vllm_metal.service import launchd
+
+
+def _serve(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [METAL, "serve", *args],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def closed_port():
+    """A port where nothing listens while the test runs."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]
+
+
+def test_a_port_in_use_names_who_has_it(server):
+    port = server.url.rsplit(":", 1)[1]
+    done = _serve("smollm2", "--port", port)
+    assert done.returncode == 1
+    assert f"error: port {port} is used by `metal` (pid {server.pid})" in done.stderr
+    assert f"--port {int(port) + 1}" in done.stderr
+
+
+def test_no_hub_names_a_model_that_needs_none(closed_port):
+    done = _serve("--port", "0", HF_ENDPOINT=f"http://127.0.0.1:{closed_port}")
+    assert done.returncode == 1
+    assert "the model hub can't be reached" in done.stderr
+    assert "metal serve smollm2" in done.stderr
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    done = _serve(str(tmp_path), "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-3].startswith("error: ")
+    assert done.stderr.splitlines()[-1].startswith("hint: ")
+
+
+def test_a_bad_config_is_the_users_error(tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text("[server]\nprot = 1\n")
+    done = _serve("--config", str(config))
+    assert done.returncode == 1
+    assert f"{config}" in done.stderr
+    assert "did you mean `server.port`?" in done.stderr
+
+
+def test_under_launchd_a_bad_config_leaves_its_reason_and_is_not_tried_again(tmp_path, own_home):
+    config = tmp_path / "config.toml"
+    config.write_text("[server]\nport = true\n")
+    done = _serve("--config", str(config), XPC_SERVICE_NAME=launchd.LABEL)
+    assert done.returncode == 0
+    reason = json.loads(launchd.reason_file().read_text())
+    assert "server.port" in reason["message"]
+    assert abs(reason["time"] - time.time()) < 60
+
+
+def test_under_launchd_a_missing_hub_leaves_the_server_up_with_the_reason(closed_port):
+    env = {"XPC_SERVICE_NAME": launchd.LABEL, "HF_ENDPOINT": f"http://127.0.0.1:{closed_port}"}
+    with ServerProcess(env=env) as process:
+        status, body = process.post("/v1/completions", {"prompt": "Hi"})
+        assert status == 503
+        assert "hub can't be reached" in body["error"]["message"]
+        status, health = process.get("/health")
+        assert (status, health["status"]) == (503, "failed")
+        assert "hub can't be reached" in health["detail"]
+        assert process.stop() == 0

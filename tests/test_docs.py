@@ -1,0 +1,87 @@
+"""The commands of the README do what it shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server_process import METAL
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def _steps(block: str) -> list[tuple[str, str]]:
+    """The commands of a `console` block, each with the output shown below it."""
+    # A command goes on in indented lines until its quotes are closed.
+    found = re.finditer(r"^\$ ([^\n]*(?:\n    [^\n]*)*)\n((?:(?!\$ )[^\n]*\n)*)", block, re.MULTILINE)
+    return [(command, output) for command, output in (match.groups() for match in found)]
+
+
+STEPS = [step for block in _blocks("console") for step in _steps(block)]
+
+
+def _run(command: list[str], server_url: str) -> str:
+    """Output and errors together. What would go to port 8000 goes to the server of the tests."""
+    port = server_url.rsplit(":", 1)[1]
+    env = os.environ | {
+        "PATH": f"{Path(METAL).parent}:{os.environ['PATH']}",
+        "METAL_SERVER_PORT": port,
+    }
+    command = [part.replace("localhost:8000", f"localhost:{port}") for part in command]
+    result = subprocess.run(
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return result.stdout
+
+
+def _settled(text: str) -> str:
+    """What differs from run to run, made alike."""
+    return re.sub(r'"(id|created)": [^,]+', r'"\1": …', text)
+
+
+@pytest.mark.parametrize(("command", "shown"), STEPS, ids=[command.split("\n")[0] for command, _ in STEPS])
+def test_console(command, shown, server):
+    output = _run(["bash", "-c", command], server.url)
+    if shown:
+        assert _settled(output) == _settled(shown)
+    else:
+        assert "error:" not in output
+
+
+def test_the_console_blocks_were_read():
+    assert len(STEPS) == 8
+    assert sum(bool(shown) for _, shown in STEPS) == 4
+
+
+def test_python(server):
+    (program,) = _blocks("python")
+    assert _run([sys.executable, "-c", program], server.url) == "The capital of France is Paris."
+
+
+def test_make_commands_exist():
+    (block,) = _blocks("sh")
+    commands = [line.split("#")[0].split() for line in block.splitlines()]
+    assert commands
+    for command in commands:
+        subprocess.run([*command, "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_linked_files_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)", README):
+        assert (ROOT / target).exists(), target
