@@ -105,6 +105,7 @@ def test_parts_that_do_not_fit_are_not_a_model(tmp_path, damage):
         ({"add_bos_token": False}, False),
         ({}, False),
         ({"pre": "llama-bpe"}, True),
+        ({"pre": "tekken"}, True),
     ],
 )
 def test_the_first_token(tmp_path, settings, begins_with_bos):

@@ -81,6 +81,10 @@ def test_a_tokenizer_and_a_template_from_elsewhere(folder, tmp_path, byte_tokeni
     assert loaded.tokenizer.apply_chat_template([{"role": "user", "content": "</s>"}]) == [257]
 
 
+def test_end_tokens_of_a_file_stay_with_a_tokenizer_from_elsewhere(smollm2_path, folder):
+    assert loader.load(smollm2_path, tokenizer_path=folder).eos_token_ids == {2, 257}
+
+
 def remove(name: str):
     return lambda folder: (folder / name).unlink()
 

@@ -76,6 +76,12 @@ class GGUFFile:
 
         A quantized weight is packed in uint32 along its last axis, the bits that MLX's own layers expect.
         """
+        arrays = self._lazy_arrays(tensor)
+        # Evaluated at once, so that the file's own bytes are not kept beside them.
+        mx.eval(arrays)
+        return arrays
+
+    def _lazy_arrays(self, tensor: Tensor) -> dict[str, mx.array]:
         raw = mx.array(
             np.memmap(self.path, np.uint8, mode="r", offset=tensor.offset, shape=(tensor.num_bytes,))
         )

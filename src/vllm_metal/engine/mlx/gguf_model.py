@@ -38,7 +38,7 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 
 
 def load_model(file: GGUFFile) -> tuple[nn.Module, dict[str, Any]]:
-    """The unevaluated model and its config in the form mlx-lm's model classes read.
+    """The model and its config in the form mlx-lm's model classes read.
 
     Raises UnsupportedModel for an unknown architecture or scaling, NotAModel for missing metadata.
     """

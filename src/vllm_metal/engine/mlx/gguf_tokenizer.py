@@ -55,15 +55,16 @@ _PRE_TOKENIZERS = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
 }
-# These take a word that is a token as it is, without its merges.
-_IGNORE_MERGES = (_LLAMA3, _TEKKEN)
+# Descendants of tiktoken: a word that is a token is taken whole, and texts begin with BOS.
+_TIKTOKEN_LIKE = (_LLAMA3, _TEKKEN)
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_TOKEN_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 
 
 def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Tokenizer:
@@ -86,7 +87,9 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
     try:
         backend = builders[kind](settings)
         _add_tokens(backend, settings)
-        _set_template_processor(backend, settings, adds_bos=kind == "llama" or _pre(settings) is _LLAMA3)
+        _set_template_processor(
+            backend, settings, adds_bos=kind == "llama" or _pre(settings) in _TIKTOKEN_LIKE
+        )
         special_tokens = {
             name: settings["tokens"][settings[key]]
             for name, key in {
@@ -107,15 +110,19 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
     # The tokenizers library raises bare Exceptions for merges outside the vocabulary and the like.
     except Exception as exc:
         raise NotAModel(f"the tokenizer of `{file.path}` is damaged: {exc!r}") from exc
-    end_tokens = {settings[key] for key in _END_TOKENS if key in settings}
-    return Tokenizer(renderer, eos_token_ids=end_tokens, chat_template=chat_template)
+    return Tokenizer(renderer, eos_token_ids=end_token_ids(file), chat_template=chat_template)
+
+
+def end_token_ids(file: GGUFFile) -> frozenset[int]:
+    """Ids that end an answer: of the text, of a turn, of a message."""
+    return frozenset(file.metadata[key] for key in _END_TOKEN_KEYS if key in file.metadata)
 
 
 def _byte_level(settings: dict[str, Any]) -> BackendTokenizer:
     pre_tokenizer = _pre(settings)
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in settings["merges"])]
     backend = BackendTokenizer(
-        models.BPE(vocab=_vocabulary(settings), merges=merges, ignore_merges=pre_tokenizer in _IGNORE_MERGES)
+        models.BPE(vocab=_vocabulary(settings), merges=merges, ignore_merges=pre_tokenizer in _TIKTOKEN_LIKE)
     )
     if pre_tokenizer is _QWEN2:
         backend.normalizer = normalizers.NFC()

@@ -63,16 +63,17 @@ def load(
     requested_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
     if path.is_dir():
         model, config, quantization, generation_config = _load_folder(path)
+        eos_token_ids = frozenset(_end_token_ids(config) + _end_token_ids(generation_config))
         default_dtype = None
     elif path.is_file():
         file = gguf.GGUFFile(path)
         model, config = _fenced(path, gguf_model.load_model, file)
         quantization, generation_config = gguf_model.quantization_name(file), {}
+        eos_token_ids = gguf_tokenizer.end_token_ids(file)
         default_dtype = precision.DTYPES[config["dtype"]]
     else:
         raise NotAModel(f"`{path}` does not exist")
 
-    eos_token_ids = {*_ids(config.get("eos_token_id")), *_ids(generation_config.get("eos_token_id"))}
     if tokenizer_path is None and path.is_file():
         tokenizer = gguf_tokenizer.load_tokenizer(file, chat_template=chat_template)
     else:
@@ -116,7 +117,7 @@ def _load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dic
     safetensors.check_folder(path)
     model, full_config = _fenced(path, mlx_lm_utils.load_model, path, lazy=True)
     # mlx-lm lets the generation config's end tokens replace the model's; both count here.
-    full_config["eos_token_id"] = config.get("eos_token_id")
+    full_config["eos_token_id"] = _end_token_ids(config)
     return model, full_config, _quantization_name(full_config), generation_config
 
 
@@ -193,7 +194,8 @@ def _load_tokenizer(path: Path, eos_token_ids: Iterable[int], chat_template: str
     return Tokenizer(tokenizer, eos_token_ids=eos_token_ids, chat_template=chat_template)
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
+def _end_token_ids(config: dict[str, Any]) -> list[int]:
+    value = config.get("eos_token_id")
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
