@@ -249,7 +249,7 @@ def test_smollm2_from_its_file_alone_knows_the_capital_of_france(smollm2_path):
 def test_importing_the_loader_keeps_the_limit_on_open_files():
     script = (
         "import resource; before = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "import vllm_metal.engine.mlx.loader\n"
+        "import vllm_metal.engine.mlx.build\n"
         "assert 'mlx_lm' in __import__('sys').modules\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))\n"

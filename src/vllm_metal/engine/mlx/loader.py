@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import mlx.nn as nn
+import mlx_lm.utils as mlx_lm_utils
 from mlx.utils import tree_flatten
 from transformers import AutoTokenizer
 
