@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vllm_metal import __version__
-from vllm_metal.cli import chat, config, printer, pull, serve
+from vllm_metal.cli import bench, chat, config, printer, pull, serve
 from vllm_metal.errors import MetalError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
 app.add_typer(config.app, name="config")
+app.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:

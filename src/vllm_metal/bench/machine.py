@@ -1,0 +1,51 @@
+"""What a result was measured on, and with."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vllm_metal import __version__
+
+_PACKAGES = ("mlx", "mlx-lm", "aiohttp", "transformers")
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "cpu": _sysctl("machdep.cpu.brand_string") or _linux_cpu() or platform.processor(),
+        "model": _sysctl("hw.model"),
+        "cores": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"vllm-metal": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def _sysctl(name: str) -> str | None:
+    """None where this is no Mac."""
+    if platform.system() != "Darwin":
+        return None
+    answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None
+
+
+def _linux_cpu() -> str | None:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return None

@@ -1,0 +1,254 @@
+"""`metal bench`: put load on a server and measure what comes back."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vllm_metal.cli import printer
+from vllm_metal.errors import ConfigError, MetalError, ServerUnreachable
+
+if TYPE_CHECKING:
+    from vllm_metal.bench.client import Target
+    from vllm_metal.bench.load import Load
+    from vllm_metal.bench.record import RequestRecord
+
+app = typer.Typer(no_args_is_help=True, help="Measure how fast models are served.")
+
+_PLAIN_LINES = 10
+
+
+class EndpointType(StrEnum):
+    chat = "chat"
+    completions = "completions"
+
+
+@app.callback()
+def bench() -> None:
+    """Measure how fast models are served."""
+
+
+@app.command()
+def serve(
+    base_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Server to measure, of any make; else the configured one."),
+    ] = None,
+    endpoint_type: Annotated[EndpointType, typer.Option(help="Which endpoint to use.")] = EndpointType.chat,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask for; else the first that the server lists.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(help="Key the server asks for.")] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Requests to send.")] = 64,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Most requests under way at once; else no limit.")
+    ] = None,
+    request_rate: Annotated[
+        float, typer.Option(help="Requests a second on average (Poisson); `inf` sends all at once.")
+    ] = math.inf,
+    seed: Annotated[
+        int, typer.Option(help="Draws the prompts; a server may have those of a seed it has seen cached.")
+    ] = 0,
+    input_words: Annotated[
+        str, typer.Option(metavar="N,…", help="Prompt lengths in words; each request draws one.")
+    ] = "256",
+    output_len: Annotated[
+        str, typer.Option(metavar="N,…", help="Longest answers in tokens; each request draws one.")
+    ] = "128",
+    shared_prefix_words: Annotated[
+        int, typer.Option(min=0, help="Words that all prompts begin with (in chats, the system message).")
+    ] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always picks the likeliest token.")] = 0.0,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens of this total.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from so many of the likeliest tokens.")] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Ask for answers of full length; not every server obeys.")
+    ] = False,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests sent first and not counted.")] = 0,
+    percentiles: Annotated[str, typer.Option(metavar="P,…", help="Percentiles to report.")] = "99",
+    save_result: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write all figures and every request as JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw latencies and throughput.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the table.")] = False,
+    config: Annotated[Path | None, typer.Option(metavar="PATH", help="Read this configuration file.")] = None,
+) -> None:
+    """Measure a running server, with the options and figures of `vllm bench serve`.
+
+    Interrupted, it reports what was measured so far.
+    """
+    from vllm_metal.bench import report
+    from vllm_metal.bench.load import Load
+    from vllm_metal.bench.statistics import figures
+
+    if not request_rate > 0:
+        raise typer.BadParameter("must be above 0", param_hint="--request-rate")
+    asked_percentiles = _numbers(percentiles, "--percentiles", float, 0, 100)
+    load = Load(
+        num_prompts=num_prompts,
+        input_words=_numbers(input_words, "--input-words", int, 1, 10**6),
+        output_len=_numbers(output_len, "--output-len", int, 1, 10**6),
+        shared_prefix_words=shared_prefix_words,
+        request_rate=request_rate,
+        max_concurrency=max_concurrency,
+        warmup=warmup,
+        seed=seed,
+    )
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "ignore_eos": ignore_eos or None}
+    target = _target(
+        base_url,
+        endpoint_type.value,
+        model,
+        api_key,
+        {name: value for name, value in sampling.items() if value is not None},
+        config,
+    )
+    records, interrupted = _measure(load, target)
+    measured = figures(records, asked_percentiles)
+    result = report.result(
+        command=shlex.join(["metal", *_without_key(sys.argv[1:])]),
+        load=load,
+        target=target,
+        records=records,
+        figures=measured,
+        interrupted=interrupted,
+    )
+    printer.out(json.dumps(result, indent=2) if as_json else report.table(measured, load))
+    if save_result is not None:
+        _write(save_result, json.dumps(result, indent=2) + "\n")
+    if plot is not None:
+        from vllm_metal.bench.plot import svg
+
+        _write(plot, svg(records))
+    if interrupted:
+        raise typer.Exit(130)
+    if measured.completed == 0:
+        raise MetalError(f"every request failed: {records[0].error}", hint="the server's log may say more")
+
+
+def _target(
+    url: str | None,
+    endpoint_type: Any,
+    model: str | None,
+    api_key: str | None,
+    sampling: dict[str, Any],
+    config: Path | None,
+) -> Target:
+    """Asks the server for its models, which also tells that it is there."""
+    from vllm_metal.bench.client import Target
+    from vllm_metal.client import Client, server_url
+    from vllm_metal.config import load
+
+    if url is None:
+        settings = load(path=config).server
+        url = server_url(settings)
+        # The configured keys are for the configured server: never sent anywhere else.
+        api_key = api_key or next(iter(settings.api_keys), None)
+    client = Client(url, api_key)
+    try:
+        models = client.models()
+    except ServerUnreachable as exc:
+        raise ServerUnreachable(
+            exc.message, hint="start it with `metal serve`, or name another with `--base-url`"
+        ) from exc
+    return Target(
+        url=client.url,
+        endpoint_type=endpoint_type,
+        model=model or (models[0]["id"] if models else None),
+        api_key=api_key,
+        sampling=sampling,
+    )
+
+
+def _measure(load: Load, target: Target) -> tuple[list[RequestRecord], bool]:
+    """The requests that finished, and whether an interrupt cut the run short."""
+    import asyncio
+
+    from vllm_metal.bench.run import run
+
+    records: list[RequestRecord] = []
+    try:
+        with _progress(load.num_prompts) as advance:
+            asyncio.run(run(load, target, records, advance))
+    except KeyboardInterrupt:
+        if not records:
+            raise
+        printer.warning(f"interrupted: {len(records)} of {load.num_prompts} requests were measured")
+        return records, True
+    return records, False
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, a few plain lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield _plain_lines(total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # A few refreshes a second: the machine's time belongs to the server.
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=2) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _plain_lines(total: int) -> Callable[[], None]:
+    done = 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        if done * _PLAIN_LINES // total > (done - 1) * _PLAIN_LINES // total:
+            printer.note(f"{done} of {total} requests")
+
+    return advance
+
+
+def _numbers(
+    text: str, option: str, kind: Callable[[str], Any], lowest: int, highest: int
+) -> tuple[Any, ...]:
+    try:
+        numbers = tuple(kind(item) for item in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(lowest <= number <= highest for number in numbers):
+        raise typer.BadParameter(
+            f"`{text}` is not a list of numbers from {lowest} to {highest}, such as `64,99`",
+            param_hint=option,
+        )
+    return numbers
+
+
+def _without_key(arguments: list[str]) -> list[str]:
+    """The command line as it may be kept in a file."""
+    kept = list(arguments)
+    for i, argument in enumerate(arguments):
+        if argument == "--api-key" and i + 1 < len(kept):
+            kept[i + 1] = "***"
+        elif argument.startswith("--api-key="):
+            kept[i] = "--api-key=***"
+    return kept
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"cannot write `{path}`: {exc.strerror}", hint="name another file") from exc
+    printer.note(f"wrote `{path}`")
