@@ -15,7 +15,7 @@ from vllm_metal.bench.client import StreamingClient, Target
 from vllm_metal.bench.events import EventParser
 from vllm_metal.bench.load import Load, Prompt
 from vllm_metal.bench.record import RequestRecord
-from vllm_metal.bench.run import run
+from vllm_metal.bench.run import run, warm_up
 
 PROMPT = Prompt(shared="", text="Hello", max_tokens=8)
 
@@ -125,7 +125,7 @@ def test_a_unix_socket(tmp_path):
         assert ask(Target(url=script.url)).error is None
 
 
-def test_concurrency_is_bounded_and_warmup_is_not_counted(server: Script):
+def test_concurrency_is_bounded_in_warmup_and_run(server: Script):
     lock, under_way, most = threading.Lock(), 0, 0
     full = threading.Barrier(3)
 
@@ -141,8 +141,11 @@ def test_concurrency_is_bounded_and_warmup_is_not_counted(server: Script):
 
     server.on_chat(answer)
     load = Load(num_prompts=9, input_words=(2,), output_len=(1,), max_concurrency=3, warmup=3)
+    target = Target(url=server.url)
     records: list[RequestRecord] = []
-    asyncio.run(run(load, Target(url=server.url), records))
+    asyncio.run(warm_up(load, target))
+    assert server.received.qsize() == 3
+    asyncio.run(run(load, target, records))
     assert [record.error for record in records] == [None] * 9
     assert most == 3
     assert server.received.qsize() == 12

@@ -19,8 +19,9 @@ _PACKAGES = ("mlx", "mlx-lm", "aiohttp", "transformers")
 def machine() -> dict[str, Any]:
     return {
         "platform": platform.platform(),
-        "cpu": _sysctl("machdep.cpu.brand_string") or _linux_cpu() or platform.processor(),
         "model": _sysctl("hw.model"),
+        "cpu": _sysctl("machdep.cpu.brand_string") or _linux_cpu() or platform.processor(),
+        "gpu": _answer("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
     }
@@ -35,10 +36,16 @@ def versions() -> dict[str, str]:
 
 
 def _sysctl(name: str) -> str | None:
-    """None where this is no Mac."""
-    if platform.system() != "Darwin":
+    # Linux has a command of that name too, which knows none of these.
+    return _answer("sysctl", "-n", name) if platform.system() == "Darwin" else None
+
+
+def _answer(*command: str) -> str | None:
+    """What a command prints; None where it is not there or fails."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
         return None
-    answer = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
     return answer.stdout.strip() or None
 
 

@@ -103,17 +103,20 @@ def flat(figures: Figures) -> dict[str, Any]:
 
 
 def _request(record: RequestRecord, begin_s: float) -> dict[str, Any]:
-    shown: dict[str, Any] = {"started_s": record.started_s - begin_s, "max_tokens": record.max_tokens}
+    shown = {
+        "started_s": round(record.started_s - begin_s, 6),
+        "e2el_s": round(record.e2el_s, 6),
+        "max_tokens": record.max_tokens,
+        "error": record.error,
+    }
     if record.error is not None:
-        return shown | {"error": record.error, "e2el_s": record.e2el_s}
+        return shown
     return shown | {
-        "ttft_s": record.ttft_s,
-        "itls_s": record.itls_s,
-        "e2el_s": record.e2el_s,
+        "ttft_s": round(record.ttft_s, 6),
+        "itls_s": [round(itl_s, 6) for itl_s in record.itls_s],
         "prompt_tokens": record.prompt_tokens,
         "output_tokens": record.output_tokens,
         "cached_tokens": record.cached_tokens,
-        "error": None,
     }
 
 

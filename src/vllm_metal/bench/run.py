@@ -10,6 +10,12 @@ from vllm_metal.bench.load import Load, Prompt
 from vllm_metal.bench.record import RequestRecord
 
 
+async def warm_up(load: Load, target: Target) -> None:
+    """Send the requests that are not counted."""
+    async with StreamingClient(target) as client:
+        await _send(client, load.warmup_prompts(), load.max_concurrency, lambda _: None)
+
+
 async def run(
     load: Load,
     target: Target,
@@ -23,7 +29,6 @@ async def run(
         on_finished()
 
     async with StreamingClient(target) as client:
-        await _send(client, load.warmup_prompts(), load.max_concurrency, lambda _: None)
         await _send(client, load.prompts(), load.max_concurrency, finish)
 
 

@@ -177,12 +177,17 @@ def _measure(load: Load, target: Target) -> tuple[list[RequestRecord], bool]:
     """The requests that finished, and whether an interrupt cut the run short."""
     import asyncio
 
-    from vllm_metal.bench.run import run
+    from vllm_metal.bench.run import run, warm_up
 
     records: list[RequestRecord] = []
+
+    async def main(advance: Callable[[], None]) -> None:
+        await warm_up(load, target)
+        await run(load, target, records, advance)
+
     try:
         with _progress(load.num_prompts) as advance:
-            asyncio.run(run(load, target, records, advance))
+            asyncio.run(main(advance))
     except KeyboardInterrupt:
         if not records:
             raise
