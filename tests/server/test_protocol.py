@@ -15,6 +15,7 @@ import pytest
 from in_process import MODEL, NAME, ask, send, with_server
 
 from vllm_metal import __version__
+from vllm_metal.server import bodies
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "a secret question"}]}
@@ -87,6 +88,37 @@ def test_a_body_that_is_no_json_object(path: str, body: bytes) -> None:
     reply = ask("POST", path, body, {"Content-Type": "application/json"})
     assert reply.status == 400
     assert reply.error["type"] == "invalid_request_error"
+
+
+@BOTH
+def test_a_body_that_is_not_encoded_as_it_says(path: str) -> None:
+    reply = ask("POST", path, BODY, {"Content-Encoding": "gzip"})
+    assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+    assert "`Content-Encoding`" in reply.error["message"]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("header", "part"), [(b"Content-Length: 50", b"{"), (b"Transfer-Encoding: chunked", b"no chunk\r\n")]
+)
+def test_a_body_that_never_ends(
+    path: str, header: bytes, part: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "BODY_WAIT_S", 0.2)
+
+    def talk(urls: list[str]) -> bytes:
+        url = urlsplit(urls[0])
+        with socket.create_connection((url.hostname, url.port), timeout=30) as sock:
+            sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n".encode())
+            sock.sendall(header + b"\r\n\r\n")
+            # The part of a body comes once the server has begun to wait for it.
+            assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            sock.sendall(part)
+            return sock.recv(1000)
+
+    answer = with_server(talk)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"request_timeout"' in answer
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
@@ -230,6 +262,12 @@ def test_request_ids_are_kept_if_fit() -> None:
         assert id_for("") != id_for("")
 
     with_server(talk)
+
+
+def test_an_expectation_that_cannot_be_met() -> None:
+    reply = ask("GET", "/version", headers={"Expect": "the impossible"})
+    assert reply.status == 417
+    assert reply.headers["X-Request-Id"]
 
 
 def test_the_log_tells_of_requests_but_not_what_they_say(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +81,13 @@ def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
     path.write_text("not a certificate")
     with pytest.raises(ConfigError, match="certificate"):
         sockets.ssl_context(ServerConfig(ssl_certfile=str(path)))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"ssl_keyfile": "key.pem"}, {"ssl_ca_certs": "authorities.pem"}, {"ssl_cert_reqs": 2}],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_tls_that_lacks_its_certificate_is_not_plain_http(asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="the certificate is missing"):
+        sockets.ssl_context(ServerConfig(**asked))

@@ -16,7 +16,6 @@ def create_app(manager: ModelManager, config: Config) -> web.Application:
         client_max_size=server.max_body_bytes,
         middlewares=[
             middlewares.log_access,
-            middlewares.identify,
             middlewares.shape_errors,
             security.check_host(server),
             security.check_origin(server.allowed_origins),

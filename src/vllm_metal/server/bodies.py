@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -9,17 +10,31 @@ from aiohttp import web
 
 from vllm_metal.api import errors
 from vllm_metal.api.decoding import RequestT, decode
-from vllm_metal.errors import EngineBusy, EngineUnavailable, MetalError
+from vllm_metal.errors import EngineBusy, EngineUnavailable, InvalidRequest, MetalError
+
+#: How long a body may take to arrive. Without end it could hold a connection for ever: aiohttp does not tell
+#: a handler that the rest of a body is malformed.
+BODY_WAIT_S = 60.0
 
 
 async def read(request: web.Request, request_type: type[RequestT]) -> RequestT:
-    """Raises InvalidRequest, and HTTP's 413 and 415."""
+    """Raises InvalidRequest, and HTTP's 408, 413 and 415."""
     # A missing content type gets the benefit of the doubt.
     if "Content-Type" in request.headers and request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(
             text=f"the body must be `application/json`, not `{request.content_type}`"
         )
-    return decode(await request.read(), request_type)
+    try:
+        async with asyncio.timeout(BODY_WAIT_S):
+            body = await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body was not complete within {BODY_WAIT_S:g} s") from None
+    except web.RequestPayloadError as exc:
+        raise InvalidRequest(
+            "the body is not encoded as its headers say",
+            hint="check `Content-Encoding` and `Transfer-Encoding`",
+        ) from exc
+    return decode(body, request_type)
 
 
 def reply(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

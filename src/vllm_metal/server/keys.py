@@ -9,5 +9,4 @@ from vllm_metal.server.model_manager import ModelManager
 
 MANAGER = web.AppKey("manager", ModelManager)
 
-REQUEST_ID = web.RequestKey("request_id", str)
 USAGE = web.RequestKey("usage", Usage)

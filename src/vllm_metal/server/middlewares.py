@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler
 from vllm_metal import __version__
 from vllm_metal.api import errors
 from vllm_metal.server import bodies
-from vllm_metal.server.keys import REQUEST_ID, USAGE
+from vllm_metal.server.keys import USAGE
 from vllm_metal.server.sse import as_metal_error
 
 logger = logging.getLogger(__name__)
@@ -42,17 +42,12 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
         )
 
 
-@web.middleware
-async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Keep the client's own `X-Request-Id` if it is fit to be sent back."""
+async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Of every reply, those that aiohttp makes before any middleware runs included."""
+    # The client's own id is kept if it is fit to be sent back.
     given = request.headers.get("X-Request-Id", "")
     fit = 0 < len(given) <= _MAX_REQUEST_ID_LENGTH and given.isascii() and given.isprintable()
-    request[REQUEST_ID] = given if fit else secrets.token_hex(16)
-    return await handler(request)
-
-
-async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["X-Request-Id"] = request[REQUEST_ID]
+    response.headers["X-Request-Id"] = given if fit else secrets.token_hex(16)
     response.headers["Server"] = f"vllm-metal/{__version__}"
 
 

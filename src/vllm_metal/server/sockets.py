@@ -43,8 +43,13 @@ def url(sock: socket.socket, *, tls: bool) -> str:
 
 
 def ssl_context(server: ServerConfig) -> ssl.SSLContext | None:
-    """Raises ConfigError when a certificate or key cannot be used."""
+    """None for plain HTTP. Raises ConfigError when a certificate or key is missing or cannot be used."""
     if not server.ssl_certfile:
+        if server.ssl_keyfile or server.ssl_ca_certs or server.ssl_cert_reqs:
+            raise ConfigError(
+                "TLS is set up in part: the certificate is missing",
+                hint="name its file with `--ssl-certfile`",
+            )
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
@@ -140,7 +145,10 @@ def _bind_unix(path: Path) -> socket.socket:
         path.chmod(0o600)
     except OSError as exc:
         sock.close()
-        raise ConfigError(f"cannot listen on `{path}`: {exc.strerror or exc}") from exc
+        raise ConfigError(
+            f"cannot listen on `{path}`: {exc.strerror or exc}",
+            hint="choose a short path, in a folder that exists and is yours, with `--uds`",
+        ) from exc
     sock.setblocking(False)
     return sock
 
