@@ -295,3 +295,14 @@ def test_a_bad_key_is_told(key: str) -> None:
 def test_server_url(server: ServerConfig, url: str) -> None:
     assert server_url(server) == url
     assert Client(url).url == url
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [({"temperature": float("nan")}, "infinite or not a number"), ({"user": "\udcff"}, "not valid Unicode")],
+)
+def test_what_json_cannot_say_is_told_before_it_is_sent(
+    server: Script, body: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        next(Client(server.url).chat(HELLO, **body))

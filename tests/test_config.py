@@ -137,6 +137,11 @@ def test_which_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert config.load(environ={}) == config.Config()
 
 
+def test_the_home_of_an_unknown_user_is_no_config_file() -> None:
+    with pytest.raises(ConfigError, match="no config file `~nobody-here/config.toml`"):
+        config.load(environ={"METAL_CONFIG": "~nobody-here/config.toml"})
+
+
 @pytest.mark.parametrize("by_variable", [True, False])
 def test_a_named_file_must_exist(file: Path, by_variable: bool) -> None:
     path, environ = (None, {"METAL_CONFIG": str(file)}) if by_variable else (file, {})

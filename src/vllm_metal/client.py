@@ -97,7 +97,7 @@ class Client:
         self, method: str, path: str, body: object = None, *, timeout_s: float | None
     ) -> Iterator[HTTPResponse]:
         """One request and its reply, whose body is the caller's to read."""
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else _json(body)
         headers = self._headers | ({} if data is None else {"Content-Type": "application/json"})
         with closing(self._open()) as connection:
             self._connect(connection)
@@ -223,6 +223,15 @@ def _error(status: int, error: Any, retry_after: str | None = None) -> MetalErro
         hint = "shorten the prompt, or begin a new conversation"
         return PromptTooLong(message, param=fields.get("param"), hint=hint)
     return InvalidRequest(message, param=fields.get("param"))
+
+
+def _json(body: object) -> bytes:
+    try:
+        return json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest("a text of the request is not valid Unicode") from exc
+    except ValueError as exc:
+        raise InvalidRequest("a number of the request is infinite or not a number") from exc
 
 
 def _seconds(retry_after: str | None, otherwise: int) -> int:

@@ -202,7 +202,7 @@ _Layer = Iterator[tuple[str, object, Origin]]
 def locate(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
     """The file that `load` reads: `path`, else `METAL_CONFIG`, else the platform's place."""
     named = path or environ.get("METAL_CONFIG")
-    return Path(named).expanduser() if named else paths.config_file()
+    return Path(paths.expand_home(str(named))) if named else paths.config_file()
 
 
 def read(path: Path) -> TomlDocument:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import platformdirs
 
 APP = "vllm-metal"
+
+
+def expand_home(text: str) -> str:
+    """`text` with a leading `~` filled in; the home of an unknown user stays as it is."""
+    # Not `Path.expanduser`, which raises there.
+    return os.path.expanduser(text)  # noqa: PTH111
 
 
 def config_file() -> Path:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from vllm_metal import paths
 from vllm_metal.errors import ConfigError
 from vllm_metal.toml_document import render
 
@@ -110,8 +110,7 @@ class Setting:
 
     def resolve(self, value: object) -> object:
         """The value with the `~` of a path filled in."""
-        # Not `Path.expanduser`: a chat template is no path, and the home of an unknown user raises.
-        return os.path.expanduser(value) if self.is_path and isinstance(value, str) else value  # noqa: PTH111
+        return paths.expand_home(value) if self.is_path and isinstance(value, str) else value
 
     def public(self, value: object) -> object:
         """The value as it may be shown."""

@@ -155,13 +155,26 @@ def test_nobody_there(chat: Chat) -> None:
     [
         (b"", "the prompt is empty"),
         (b" \n", "the prompt is empty"),
-        (b"\xff\xfe", "the prompt on stdin is not UTF-8"),
+        (b"\xff\xfe", "the prompt is not UTF-8"),
     ],
 )
 def test_a_prompt_that_cannot_be_asked(chat: Chat, stdin: bytes, message: str) -> None:
     done = chat("-q", "-", stdin=stdin)
     assert done.code == 1
     assert done.talk.startswith(f"error: {message}")
+
+
+def test_a_question_is_read_alike_in_every_locale(server: Script, chat: Chat) -> None:
+    server.on_chat(streams("caf\xe9"))
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = chat("--url", server.url, "-q", "caf\xe9", **plain)
+    assert (done.code, done.out) == (0, "caf\\xe9\n")
+    assert server.next_chat().body["messages"] == [{"role": "user", "content": "caf\xe9"}]
+
+
+def test_an_argument_that_is_not_text_is_told(chat: Chat) -> None:
+    done = chat("-q", os.fsdecode(b"caf\xff"))
+    assert (done.code, done.talk) == (1, "error: the prompt is not UTF-8 text\n")
 
 
 def test_local_and_url_exclude_each_other(chat: Chat) -> None:
@@ -448,6 +461,7 @@ def test_commands(server: Script, talk: Talk, tmp_path: Path) -> None:
     assert (tmp_path / "chat.md").read_text() == "mine"
     assert "`.md` or `.json`" in run_command(terminal, "/save chat.pdf")
     assert "`.md` or `.json`" in run_command(terminal, "/save")
+    assert "No such file" in run_command(terminal, "/save ~nobody-here/chat.md")
     assert "No such file" in run_command(terminal, f"/save {tmp_path}/gone/chat.md")
 
     run_command(terminal, "/clear")

@@ -210,3 +210,10 @@ def test_check_fails(file: Path) -> None:
     result = CliRunner().invoke(app, ["check", "--config", str(file)])
     assert result.exit_code == 1
     assert isinstance(result.exception, ConfigError)
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "it is not a file" in refused("init", "--force", "--config", pipe).message
+    assert pipe.is_fifo()

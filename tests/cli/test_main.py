@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -74,3 +75,36 @@ def test_an_error_of_ours_has_no_traceback_and_its_own_exit_code():
     assert done.returncode == 3
     assert done.stderr.startswith("error: internal error: ZeroDivisionError: by nought")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["closed", "full"])
+def test_output_that_cannot_be_written_is_the_users_to_mend(where):
+    redirect = {"closed": ">&-", "full": ">/dev/full"}[where]
+    done = subprocess.run(
+        f"exec {METAL} config path {redirect}", shell=True, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "standard output" in done.stderr
+    assert "bug" not in done.stderr
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
+def test_talk_that_nobody_hears_changes_nothing(redirect, tmp_path):
+    file = tmp_path / "config.toml"
+    done = subprocess.run(
+        f"exec {METAL} config init --config {file} {redirect}", shell=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0
+    assert file.exists()
+
+
+def test_characters_that_the_locale_lacks_are_written_all_the_same(tmp_path):
+    done = subprocess.run(
+        [METAL, "config", "path"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "METAL_CONFIG": "/caf\xe9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "/caf\\xe9\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -97,13 +98,17 @@ def _remote(url: str | None, api_key: str | None, config: Config) -> AbstractCon
 
 def _question(quick: str | None) -> str | None:
     """The one question to ask, from the option or a pipe; None means a conversation."""
-    if quick is None and sys.stdin.isatty():
+    if quick is None and sys.stdin is not None and sys.stdin.isatty():
         return None
     if quick is None or quick == "-":
-        try:
-            quick = sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError:
-            raise MetalError("the prompt on stdin is not UTF-8 text") from None
-    if not quick.strip():
+        given = b"" if sys.stdin is None else sys.stdin.buffer.read()
+    else:
+        # The bytes that were typed, whatever the locale made of them.
+        given = os.fsencode(quick)
+    try:
+        question = given.decode()
+    except UnicodeDecodeError:
+        raise MetalError("the prompt is not UTF-8 text") from None
+    if not question.strip():
         raise MetalError("the prompt is empty", hint='ask something: `metal chat -q "Why is the sky blue?"`')
-    return quick.rstrip("\n")
+    return question.rstrip("\n")

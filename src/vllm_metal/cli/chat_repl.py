@@ -115,7 +115,7 @@ class Repl:
     def _save(self, name: str) -> None:
         if not self._conversation.turns:
             raise MetalError("there is nothing to save yet", hint="ask something first")
-        file = Path(name).expanduser()
+        file = Path(paths.expand_home(name))
         if file.suffix not in _RENDERERS:
             raise MetalError("name a `.md` or `.json` file to save to", hint="for example `/save chat.md`")
         text = _RENDERERS[file.suffix](self._conversation.messages())

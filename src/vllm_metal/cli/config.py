@@ -96,6 +96,9 @@ def check(path: ConfigPath = None) -> None:
 def _write(path: Path, content: bytes) -> None:
     """Whole or not at all; links and modes stay. A new file is its owner's alone, since it may hold keys."""
     target = Path(os.path.realpath(path))
+    # A pipe or a device would be replaced by a file; a folder is safe from that.
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise ConfigError(f"cannot write `{path}`: it is not a file", hint="name a file with `--config`")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -44,6 +45,9 @@ def metal(
 
 def main() -> None:
     """Entry point. Exit codes: 0 done, 1 the user's, 2 wrong usage, 3 ours."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As stderr is: a character that the terminal lacks is no reason to stop.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except MetalError as exc:

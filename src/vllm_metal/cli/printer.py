@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 from vllm_metal.errors import MetalError
 
 
 def out(text: str = "", *, end: str = "\n") -> None:
-    """Data, which a user may pipe."""
-    sys.stdout.write(text + end)
-    sys.stdout.flush()
+    """Data, which a user may pipe. Raises MetalError when it cannot be written, BrokenPipeError as it is."""
+    if sys.stdout is None:
+        raise MetalError("standard output is closed")
+    try:
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise MetalError(f"cannot write to standard output: {exc.strerror}") from exc
 
 
 def note(text: str = "", *, end: str = "\n") -> None:
-    """Talk: what is going on."""
-    sys.stderr.write(text + end)
-    sys.stderr.flush()
+    """Talk: what is going on. That nobody can hear it stops no work."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(text + end)
+            sys.stderr.flush()
 
 
 def warning(text: str) -> None:
