@@ -13,6 +13,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 def setup(level: str, file: str = "") -> None:
     """Replace the root handlers. `level` is one of `LEVELS`; no `file` means stderr. Raises ConfigError."""
+    # A full disk is no reason for a traceback with every record.
+    logging.raiseExceptions = False
     handler = _file_handler(Path(file)) if file else logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%Y-%m-%d %H:%M:%S")

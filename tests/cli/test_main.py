@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,24 +78,48 @@ def test_an_error_of_ours_has_no_traceback_and_its_own_exit_code():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("where", ["closed", "full"])
-def test_output_that_cannot_be_written_is_the_users_to_mend(where):
-    redirect = {"closed": ">&-", "full": ">/dev/full"}[where]
-    done = subprocess.run(
-        f"exec {METAL} config path {redirect}", shell=True, stderr=subprocess.PIPE, text=True, check=False
-    )
+needs_a_full_device = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+
+
+@needs_a_full_device
+def test_output_that_cannot_be_written_is_the_users_to_mend():
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [METAL, "config", "path"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "standard output" in done.stderr
     assert "bug" not in done.stderr
 
 
-@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
-def test_talk_that_nobody_hears_changes_nothing(redirect, tmp_path):
-    file = tmp_path / "config.toml"
-    done = subprocess.run(
-        f"exec {METAL} config init --config {file} {redirect}", shell=True, capture_output=True, check=False
+@pytest.mark.parametrize(
+    ("arguments", "code"), [("config path", 0), ("pull smollm3", 1), ("chat --url http://127.0.0.1:1", 1)]
+)
+def test_streams_may_be_closed(arguments, code, tmp_path):
+    program = (
+        "import sys\n"
+        "from vllm_metal.cli.main import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as exc:\n"
+        f"    open({str(tmp_path / 'code')!r}, 'w').write(str(exc.code))\n"
     )
+    subprocess.run(
+        f"exec '{sys.executable}' -c \"$PROGRAM\" {arguments} <&- >&- 2>&-",
+        shell=True,
+        env={**os.environ, "PROGRAM": program},
+        check=True,
+        timeout=60,
+    )
+    assert (tmp_path / "code").read_text() == str(code)
+
+
+@needs_a_full_device
+def test_talk_that_nobody_hears_changes_nothing(tmp_path):
+    file = tmp_path / "config.toml"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([METAL, "config", "init", "--config", file], stderr=full, check=False)
     assert done.returncode == 0
     assert file.exists()
 

@@ -98,10 +98,10 @@ def _remote(url: str | None, api_key: str | None, config: Config) -> AbstractCon
 
 def _question(quick: str | None) -> str | None:
     """The one question to ask, from the option or a pipe; None means a conversation."""
-    if quick is None and sys.stdin is not None and sys.stdin.isatty():
+    if quick is None and sys.stdin.isatty():
         return None
     if quick is None or quick == "-":
-        given = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        given = sys.stdin.buffer.read()
     else:
         # The bytes that were typed, whatever the locale made of them.
         given = os.fsencode(quick)

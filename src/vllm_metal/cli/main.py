@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,11 +44,19 @@ def metal(
     """Serve language models on this Mac, with OpenAI's API."""
 
 
-def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the user's, 2 wrong usage, 3 ours."""
+def _prepare_streams() -> None:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        # A parent may have closed them.
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         # As stderr is: a character that the terminal lacks is no reason to stop.
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 the user's, 2 wrong usage, 3 ours."""
+    _prepare_streams()
     try:
         app()
     except MetalError as exc:

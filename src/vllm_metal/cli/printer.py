@@ -10,8 +10,6 @@ from vllm_metal.errors import MetalError
 
 def out(text: str = "", *, end: str = "\n") -> None:
     """Data, which a user may pipe. Raises MetalError when it cannot be written, BrokenPipeError as it is."""
-    if sys.stdout is None:
-        raise MetalError("standard output is closed")
     try:
         sys.stdout.write(text + end)
         sys.stdout.flush()
@@ -23,10 +21,9 @@ def out(text: str = "", *, end: str = "\n") -> None:
 
 def note(text: str = "", *, end: str = "\n") -> None:
     """Talk: what is going on. That nobody can hear it stops no work."""
-    if sys.stderr is not None:
-        with suppress(OSError):
-            sys.stderr.write(text + end)
-            sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.write(text + end)
+        sys.stderr.flush()
 
 
 def warning(text: str) -> None:
