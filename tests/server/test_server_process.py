@@ -18,6 +18,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
+from fake_hub import FakeHub, Repository
 from server_process import ServerProcess
 
 QUESTION = {"messages": [{"role": "user", "content": "Name the capital of France."}], "temperature": 0}
@@ -182,6 +183,35 @@ def test_stopping_lets_streams_finish_and_refuses_new_requests(smollm2_path: Pat
         assert done == "[DONE]"
         assert process.process.wait(timeout=10) == 0
         assert "Traceback" not in process.log
+
+
+def test_stopping_ends_a_download(tmp_path: Path) -> None:
+    hub = FakeHub()
+    # The hub's client hands on 10 MiB at a time.
+    weights = bytes(30 * 1024 * 1024)
+    hub.repositories["org/large"] = Repository(
+        {"config.json": b"{}", "model.safetensors": weights}, hold_after={"model.safetensors": 1}
+    )
+    with hub.serving() as endpoint:
+        env = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
+        with ServerProcess("org/large", env=env) as process:
+            assert hub.held.wait(60)
+            process.process.send_signal(signal.SIGTERM)
+            wait_for(lambda: refuses_connections(process), 10)
+            hub.released.set()
+            assert process.process.wait(60) == 0
+        assert "Traceback" not in process.log
+    assert "model.safetensors" in hub.fetched()
+    assert not list(tmp_path.rglob("model.safetensors"))
+
+
+def refuses_connections(process: ServerProcess) -> bool:
+    url = urlsplit(process.url)
+    try:
+        socket.create_connection((url.hostname, url.port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_a_second_interrupt_does_not_wait(smollm2_path: Path) -> None:

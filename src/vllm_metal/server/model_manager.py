@@ -61,6 +61,7 @@ class ModelManager:
         self._health = Health("loading", "starting")
         self._settled = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
         #: Done when the server must end, with the error that ends it.
         self.fatal: asyncio.Future[MetalError] = asyncio.get_running_loop().create_future()
 
@@ -105,7 +106,8 @@ class ModelManager:
                 await asyncio.wait_for(self.engine.idle.wait(), timeout_s)
 
     async def close(self) -> None:
-        """Stop loading and free the engine."""
+        """Stop fetching and loading, and free the engine."""
+        self._closing = True
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -157,6 +159,8 @@ class ModelManager:
         loop = asyncio.get_running_loop()
 
         def progress(news: PullProgress) -> None:
+            if self._closing:
+                raise asyncio.CancelledError  # ends the pull, whose thread the exit of the loop waits for
             loop.call_soon_threadsafe(self._set, Health("loading", _stage(news)))
             if self._on_progress is not None:
                 self._on_progress(news)
