@@ -7,14 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_metal.engine.core import EngineCore
-from vllm_metal.engine.kv_cache_manager import KVCacheManager
+from vllm_metal.engine.kv_cache_manager import KVCacheManager, RectangularKVCacheManager
 from vllm_metal.engine.mlx import kv_cache
-from vllm_metal.engine.mlx.model_runner import ModelRunner
+from vllm_metal.engine.mlx.fused_runner import FusedRunner
+from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
+from vllm_metal.engine.mlx.sampler import Sampler
+from vllm_metal.engine.mlx.split_runner import SplitRunner
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import Scheduler
+from vllm_metal.engine.slot_pool import SlotKVCacheManager
+from vllm_metal.engine.step_pace import StepPace
 
 
 class IdDetokenizer:
@@ -40,16 +45,36 @@ class Answer:
 def make_core(
     model: Any,
     *,
-    batched: bool = True,
+    mode: str = "split",
+    overlap: bool = False,
+    buckets: bool = False,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
     kv_budget_bytes: int = 1 << 40,
+    max_model_len: int = 4096,
     eos_token_ids: frozenset[int] = frozenset(),
+    max_step_stretch: float = 100.0,
 ) -> EngineCore:
-    kv = KVCacheManager(kv_cache.measure(model), kv_budget_bytes)
-    scheduler = Scheduler(kv, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    runner = ModelRunner(model, batched=batched)
-    return EngineCore(scheduler, runner, OutputProcessor(IdDetokenizer, eos_token_ids))
+    """`mode` is "fused", "split" or "serial"."""
+    sampler = Sampler(candidates=not overlap)
+    kv: KVCacheManager
+    if mode == "fused":
+        layers = layer_shapes(model)
+        assert layers is not None
+        kv = SlotKVCacheManager(
+            slot_spec(layers), kv_budget_bytes, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+        )
+        runner: Any = FusedRunner(model, layers, kv, sampler, buckets=buckets)
+    else:
+        kv = RectangularKVCacheManager(kv_cache.measure(model), kv_budget_bytes)
+        runner = SplitRunner(model, sampler, batched=mode == "split")
+    scheduler = Scheduler(
+        kv,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        pace=StepPace(max_step_stretch, min_chunk=1),
+    )
+    return EngineCore(scheduler, runner, OutputProcessor(IdDetokenizer, eos_token_ids), overlap=overlap)
 
 
 def request(request_id: str, prompt: list[int], *, max_tokens: int = 12, **params: Any) -> Request:

@@ -89,6 +89,12 @@ class EngineConfig:
     max_model_len: int = setting(0, "Longest prompt and answer in tokens; 0 takes the model's own", minimum=0)
     max_num_seqs: int = setting(64, "Requests that run in one batch", minimum=1, maximum=1024)
     max_num_batched_tokens: int = setting(0, "Tokens of one engine step; 0 lets the device decide", minimum=0)
+    max_step_stretch: float = setting(
+        2.0,
+        "How many times longer than without prompts a step may take on average while prompts are prefilled",
+        minimum=1,
+        maximum=100,
+    )
     gpu_memory_utilization: float = setting(
         0.9,
         "Share of the device's memory for weights and KV cache",

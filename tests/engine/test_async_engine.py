@@ -156,15 +156,15 @@ def test_a_model_that_does_not_load_says_why():
 def test_an_engine_that_fails_ends_its_streams_and_takes_no_more(caplog):
     def fragile():
         loaded = load()
-        execute, calls = loaded.core.runner.execute, []
+        launch, calls = loaded.core.runner.launch, []
 
-        def execute_twice(output):
+        def launch_twice(output):
             calls.append(output)
             if len(calls) > 2:
                 raise RuntimeError("the device is gone")
-            return execute(output)
+            return launch(output)
 
-        loaded.core.runner.execute = execute_twice
+        loaded.core.runner.launch = launch_twice
         return loaded
 
     async def main():

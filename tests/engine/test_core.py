@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from engine_driver import IdDetokenizer, collect, request
 from vllm_metal.engine.core import EngineCore, ModelRunnerOutput
-from vllm_metal.engine.kv_cache_manager import KVCacheManager, KVCacheSpec, KVLayerGroup
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup, RectangularKVCacheManager
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import FinishReason
 from vllm_metal.engine.scheduler import Scheduler
+from vllm_metal.engine.step_pace import StepPace
 
 EOS = 2
+
+
+@dataclass
+class ScriptedStep:
+    computed: ModelRunnerOutput
+
+    def read(self) -> ModelRunnerOutput:
+        return self.computed
 
 
 class ScriptedRunner:
@@ -24,7 +35,7 @@ class ScriptedRunner:
         self.num_resets = 0
         self.dropped: list[str] = []
 
-    def execute(self, output):
+    def launch(self, output):
         self.num_steps += 1
         if self.num_steps in self.fails_in:
             raise RuntimeError("out of memory")
@@ -34,13 +45,14 @@ class ScriptedRunner:
             if num_tokens < each.num_remaining_tokens:
                 continue
             script = self.scripts[each.request_id]
-            if each.num_output_tokens == len(script):
+            # One step ahead it is asked for what comes after the end, too.
+            if each.num_sampled_tokens >= len(script):
                 computed.token_ids[each] = EOS
-            elif script[each.num_output_tokens] == "\0":
+            elif script[each.num_sampled_tokens] == "\0":
                 computed.errors[each] = "not a number"
             else:
-                computed.token_ids[each] = ord(script[each.num_output_tokens])
-        return computed
+                computed.token_ids[each] = ord(script[each.num_sampled_tokens])
+        return ScriptedStep(computed)
 
     def reset(self) -> None:
         self.num_resets += 1
@@ -49,11 +61,17 @@ class ScriptedRunner:
         pass
 
 
-def make_core(scripts: dict[str, str], *, fails_in: set[int] = frozenset()) -> EngineCore:
-    kv = KVCacheManager(KVCacheSpec((KVLayerGroup(1),)), 1 << 40)
-    scheduler = Scheduler(kv, max_num_seqs=4, max_num_batched_tokens=16)
-    processor = OutputProcessor(IdDetokenizer, frozenset({EOS}))
-    return EngineCore(scheduler, ScriptedRunner(scripts, fails_in), processor)
+@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
+def make_core(request):
+    def make(scripts: dict[str, str], *, fails_in: set[int] = frozenset()) -> EngineCore:
+        kv = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), 1 << 40)
+        scheduler = Scheduler(
+            kv, max_num_seqs=4, max_num_batched_tokens=16, pace=StepPace(100.0, min_chunk=1)
+        )
+        processor = OutputProcessor(IdDetokenizer, frozenset({EOS}))
+        return EngineCore(scheduler, ScriptedRunner(scripts, fails_in), processor, overlap=request.param)
+
+    return make
 
 
 def answer(core: EngineCore, *requests):
@@ -65,14 +83,14 @@ def answer(core: EngineCore, *requests):
     return answers
 
 
-def test_the_end_token_ends_the_text_and_is_not_shown():
+def test_the_end_token_ends_the_text_and_is_not_shown(make_core):
     answers = answer(make_core({"r": "Hi."}), request("r", [1]))
     assert answers["r"].text == "Hi."
     assert answers["r"].last.finish_reason is FinishReason.STOP
     assert answers["r"].last.num_output_tokens == 4
 
 
-def test_max_tokens_ends_it_as_length():
+def test_max_tokens_ends_it_as_length(make_core):
     answers = answer(make_core({"r": "Hello"}), request("r", [1], max_tokens=3))
     assert answers["r"].text == "Hel"
     assert answers["r"].last.finish_reason is FinishReason.LENGTH
@@ -86,13 +104,13 @@ def test_max_tokens_ends_it_as_length():
         (("xyz", "worlds"), "Hello world", FinishReason.LENGTH),
     ],
 )
-def test_stop_strings(stop, text, reason):
+def test_stop_strings(make_core, stop, text, reason):
     answers = answer(make_core({"r": "Hello world!"}), request("r", [1], max_tokens=11, stop=stop))
     assert answers["r"].text == text
     assert answers["r"].last.finish_reason is reason
 
 
-def test_stop_token_ids_and_ignore_eos():
+def test_stop_token_ids_and_ignore_eos(make_core):
     asked = request("r", [1], stop_token_ids=(ord("w"),))
     assert answer(make_core({"r": "Hello world"}), asked)["r"].text == "Hello "
     asked = request("r", [1], max_tokens=4, ignore_eos=True)
@@ -100,7 +118,7 @@ def test_stop_token_ids_and_ignore_eos():
     assert answers["r"].token_ids == [ord("a"), ord("b"), EOS, ord("c")]
 
 
-def test_a_fault_of_one_request_ends_that_one_only():
+def test_a_fault_of_one_request_ends_that_one_only(make_core):
     core = make_core({"bad": "ab\0", "good": "hello"})
     answers = answer(core, request("bad", [1]), request("good", [1]))
     assert answers["bad"].last.finish_reason is FinishReason.ERROR
@@ -109,7 +127,7 @@ def test_a_fault_of_one_request_ends_that_one_only():
     assert answers["good"].text == "hello"
 
 
-def test_a_failed_step_is_computed_again(caplog):
+def test_a_failed_step_is_computed_again(make_core, caplog):
     core = make_core({"r": "hello", "s": "world"}, fails_in={3})
     answers = answer(core, request("r", [1, 2, 3]), request("s", [4]))
     assert answers["r"].text == "hello"
@@ -118,26 +136,27 @@ def test_a_failed_step_is_computed_again(caplog):
     assert "computing its requests again" in caplog.text
 
 
-def test_a_step_that_fails_twice_running_is_raised():
+def test_a_step_that_fails_twice_running_is_raised(make_core):
     core = make_core({"r": "hello"}, fails_in={3, 4})
     with pytest.raises(RuntimeError, match="out of memory"):
         answer(core, request("r", [1]))
 
 
-def test_an_aborted_request_is_dropped_at_the_next_step_even_when_nothing_else_runs():
+def test_an_aborted_request_is_dropped_at_the_next_step_even_when_nothing_else_runs(make_core):
     core = make_core({"r": "hello"})
     core.add_request(request("r", [1]))
     core.step()
     core.abort_request("r")
     core.abort_request("never heard of")
     assert core.has_work()
-    assert core.step() == []
+    while core.has_work():
+        assert core.step() == []
     assert core.runner.dropped == ["r"]
     assert not core.has_work()
     assert core.stats().kv_used_bytes == 0
 
 
-def test_stats_count_prompts_once_and_every_token():
+def test_stats_count_prompts_once_and_every_token(make_core):
     core = make_core({"r": "hello"}, fails_in={4})
     answer(core, request("r", [1] * 20))
     stats = core.stats()

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from vllm_metal.engine.kv_cache_manager import KVCacheManager, KVCacheSpec, KVLayerGroup
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup, RectangularKVCacheManager
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 
 
-def make_request(name: str) -> Request:
-    return Request(name, [1], SamplingParams(), max_tokens=1, seed=0)
+def make_request(num_tokens: int) -> Request:
+    return Request("r", [1] * num_tokens, SamplingParams(), max_tokens=1, seed=0)
 
 
 def test_a_request_costs_whole_steps_windows_at_most_their_size_and_its_state():
@@ -16,13 +16,14 @@ def test_a_request_costs_whole_steps_windows_at_most_their_size_and_its_state():
 
 
 def test_every_row_costs_as_much_as_the_longest():
-    manager = KVCacheManager(KVCacheSpec((KVLayerGroup(1),)), budget_bytes=2 * 512)
-    short, long = make_request("short"), make_request("long")
-    assert manager.allocate(short, 100)
+    manager = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), budget_bytes=2 * 512)
+    short, long = make_request(100), make_request(512)
+    assert manager.allocate(short)
     assert manager.used_bytes == 256
-    assert manager.allocate(long, 512)
+    assert manager.allocate(long)
     assert manager.used_bytes == 2 * 512
-    assert not manager.allocate(long, 513)
+    long.token_ids.append(1)
+    assert not manager.allocate(long)
     assert manager.used_bytes == 2 * 512
     manager.free(long)
     manager.free(long)
@@ -30,12 +31,12 @@ def test_every_row_costs_as_much_as_the_longest():
 
 
 def test_a_refused_newcomer_holds_nothing():
-    manager = KVCacheManager(KVCacheSpec((KVLayerGroup(1),)), budget_bytes=256)
-    assert not manager.allocate(make_request("r"), 257)
+    manager = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), budget_bytes=256)
+    assert not manager.allocate(make_request(257))
     assert manager.used_bytes == 0
 
 
 def test_max_num_tokens_is_what_one_request_can_hold():
-    manager = KVCacheManager(KVCacheSpec((KVLayerGroup(1),)), budget_bytes=1000)
+    manager = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), budget_bytes=1000)
     assert manager.max_num_tokens(10_000) == 768
     assert manager.max_num_tokens(100) == 100

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput
-from vllm_metal.engine.request import Request
+from vllm_metal.engine.request import Request, RequestStatus
 from vllm_metal.engine.scheduler import Scheduler, SchedulerOutput
 
 logger = logging.getLogger(__name__)
@@ -22,10 +23,18 @@ class ModelRunnerOutput:
     errors: dict[Request, str] = field(default_factory=dict)
 
 
-class ModelRunner(Protocol):
-    """Computes a step. Raises when the step failed as a whole."""
+class LaunchedStep(Protocol):
+    """A step that the device computes."""
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput: ...
+    def read(self) -> ModelRunnerOutput:
+        """Wait for it. Raises when the step failed as a whole."""
+
+
+class ModelRunner(Protocol):
+    """Computes steps, in order. A token that one needs may have yet to be sampled by the one before."""
+
+    def launch(self, output: SchedulerOutput) -> LaunchedStep:
+        """Start a step. Raises when it fails as a whole."""
 
     def reset(self) -> None:
         """Drop the KV of all requests."""
@@ -34,13 +43,36 @@ class ModelRunner(Protocol):
         """Drop every array, on the thread that made them."""
 
 
+@dataclass(slots=True)
+class _Flight:
+    """A step between launch and reading."""
+
+    scheduled: SchedulerOutput
+    step: LaunchedStep
+    launched_at_s: float
+
+
 class EngineCore:
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, output_processor: OutputProcessor) -> None:
+    """With `overlap` each step is launched before the tokens of the one before are read, so that the device
+    computes while text is made; without, it is the plain loop that the other must agree with.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        output_processor: OutputProcessor,
+        *,
+        overlap: bool = False,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.output_processor = output_processor
+        self.overlap = overlap
         self._requests: dict[str, Request] = {}
+        self._in_flight: _Flight | None = None
         self._failed_before = False
+        self._read_at_s = 0.0
         self._num_steps = 0
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -56,26 +88,27 @@ class EngineCore:
             self._finish(request, FinishReason.ABORT)
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work()
+        return self._in_flight is not None or self.scheduler.has_work()
 
     def step(self) -> list[RequestOutput]:
-        """Schedule, compute, and say what came of it. Raises when two steps running have failed."""
-        scheduled = self.scheduler.schedule()
-        computed = self._execute(scheduled)
-        if computed is None:
+        """Launch a step, read one, and say what came of it. Raises when two steps running have failed."""
+        try:
+            launched = self._launch()
+            flight, self._in_flight = (self._in_flight, launched) if self.overlap else (launched, None)
+            computed = self._read(flight) if flight else ModelRunnerOutput()
+        except Exception:
+            if self._failed_before:
+                raise
+            # Out of memory is the usual cause, and dropping all KV its usual cure.
+            logger.exception("a step failed; computing its requests again")
+            self._failed_before = True
+            self._in_flight = None
+            self.scheduler.preempt_all()
+            self.runner.reset()
             return []
-        self._num_steps += 1
-        self.scheduler.update_from_output(scheduled, computed.token_ids)
-        self._count(computed)
-        outputs = [
-            self._output(request, self.output_processor.process(request, token_id))
-            for request, token_id in computed.token_ids.items()
-        ]
-        for request, error in computed.errors.items():
-            outputs.append(
-                self._output(request, self.output_processor.end(request, FinishReason.ERROR, error))
-            )
-        return outputs
+        outputs = [self._token(request, token_id) for request, token_id in computed.token_ids.items()]
+        outputs += [self._error(request, error) for request, error in computed.errors.items()]
+        return [output for output in outputs if output is not None]
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -90,36 +123,51 @@ class EngineCore:
         )
 
     def close(self) -> None:
+        self._in_flight = None
         self.runner.close()
 
-    def _execute(self, scheduled: SchedulerOutput) -> ModelRunnerOutput | None:
-        """None if the step failed and its requests are to be computed again."""
-        try:
-            computed = self.runner.execute(scheduled)
-        except Exception:
-            if self._failed_before:
-                raise
-            # Out of memory is the usual cause, and dropping all KV its usual cure.
-            logger.exception("a step failed; computing its requests again")
-            self._failed_before = True
-            self.scheduler.preempt_all()
-            self.runner.reset()
+    def _launch(self) -> _Flight | None:
+        scheduled = self.scheduler.schedule()
+        if not (scheduled.num_scheduled_tokens or scheduled.dropped):
             return None
+        flight = _Flight(scheduled, self.runner.launch(scheduled), time.perf_counter())
+        self.scheduler.update_from_output(scheduled)
+        return flight
+
+    def _read(self, flight: _Flight) -> ModelRunnerOutput:
+        computed = flight.step.read()
+        now_s = time.perf_counter()
+        # It began when the device was done with the step before, or when it was launched.
+        duration_s = now_s - max(flight.launched_at_s, self._read_at_s)
+        scheduled = flight.scheduled
+        self.scheduler.pace.observe(scheduled.num_decodes, scheduled.num_prefill_tokens, duration_s)
+        self._read_at_s = now_s
         self._failed_before = False
+        self._num_steps += 1
         return computed
 
-    def _output(self, request: Request, output: RequestOutput) -> RequestOutput:
+    def _token(self, request: Request, token_id: int) -> RequestOutput | None:
+        """None for a request that has ended since its step was launched."""
+        if request.status is RequestStatus.FINISHED:
+            return None
+        request.token_ids.append(token_id)
+        request.num_pending_tokens -= 1
+        self._generation_tokens += 1
+        if request.num_output_tokens == 1:
+            self._prompt_tokens += request.num_prompt_tokens
+        output = self.output_processor.process(request, token_id)
         if output.finish_reason is not None:
             self._finish(request, output.finish_reason)
+        return output
+
+    def _error(self, request: Request, error: str) -> RequestOutput | None:
+        if request.status is RequestStatus.FINISHED:
+            return None
+        output = self.output_processor.end(request, FinishReason.ERROR, error)
+        self._finish(request, FinishReason.ERROR)
         return output
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self.scheduler.finish(request, reason)
         self.output_processor.remove(request)
         del self._requests[request.request_id]
-
-    def _count(self, computed: ModelRunnerOutput) -> None:
-        self._generation_tokens += len(computed.token_ids)
-        self._prompt_tokens += sum(
-            request.num_prompt_tokens for request in computed.token_ids if request.num_output_tokens == 1
-        )

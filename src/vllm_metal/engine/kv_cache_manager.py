@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from vllm_metal.engine.request import Request
 
@@ -32,13 +33,32 @@ class KVCacheSpec:
             group.bytes_per_token * min(rounded, group.max_tokens or rounded) for group in self.groups
         )
 
+    @property
+    def bytes_per_token(self) -> int:
+        """With windows not taken into account: what a slot costs, which holds every token of every layer."""
+        return sum(group.bytes_per_token for group in self.groups)
 
-class KVCacheManager:
-    """Grants and takes back KV memory within `budget_bytes`.
 
-    The decode batch is a rectangle: every row is as long as the longest. So the cost of a set of requests is
-    their number times the cost of the longest.
-    """
+class KVCacheManager(Protocol):
+    """Grants and takes back KV memory within `budget_bytes`."""
+
+    budget_bytes: int
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    def allocate(self, request: Request) -> bool:
+        """Let `request` hold KV for all its tokens; false, and nothing changed, if they do not fit."""
+
+    def free(self, request: Request) -> None:
+        """Take back all that `request` holds; harmless if it holds nothing."""
+
+    def max_num_tokens(self, limit: int) -> int:
+        """The longest request, up to `limit` tokens, that fits when it is alone."""
+
+
+class RectangularKVCacheManager:
+    """For a left-padded decode batch, which is a rectangle: every row costs as much as the longest."""
 
     def __init__(self, spec: KVCacheSpec, budget_bytes: int) -> None:
         self.spec = spec
@@ -47,12 +67,13 @@ class KVCacheManager:
 
     @property
     def used_bytes(self) -> int:
-        return self._cost(len(self._num_tokens), max(self._num_tokens.values(), default=0))
+        if not self._num_tokens:
+            return 0
+        return len(self._num_tokens) * self.spec.num_bytes(max(self._num_tokens.values()))
 
-    def allocate(self, request: Request, num_tokens: int) -> bool:
-        """Let `request` hold `num_tokens` tokens of KV; false, and nothing changed, if they do not fit."""
+    def allocate(self, request: Request) -> bool:
         held = self._num_tokens.get(request)
-        self._num_tokens[request] = num_tokens
+        self._num_tokens[request] = request.num_tokens
         if self.used_bytes <= self.budget_bytes:
             return True
         if held is None:
@@ -62,19 +83,14 @@ class KVCacheManager:
         return False
 
     def free(self, request: Request) -> None:
-        """Take back all that `request` holds; harmless if it holds nothing."""
         self._num_tokens.pop(request, None)
 
     def max_num_tokens(self, limit: int) -> int:
-        """The longest request, up to `limit` tokens, that fits when it is alone."""
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            if self._cost(1, middle) <= self.budget_bytes:
+            if self.spec.num_bytes(middle) <= self.budget_bytes:
                 low = middle
             else:
                 high = middle - 1
         return low
-
-    def _cost(self, num_requests: int, num_tokens: int) -> int:
-        return num_requests * self.spec.num_bytes(num_tokens) if num_requests else 0

@@ -40,7 +40,7 @@ class OutputProcessor:
         self._texts[request] = _Text(detokenizer, StopStrings(request.params.stop))
 
     def process(self, request: Request, token_id: int) -> RequestOutput:
-        """The output for `token_id`, which `request` already holds; with `finish_reason` if it is the last."""
+        """The output for `token_id`, which `request` holds already; a `finish_reason` says it is the last."""
         text = self._texts[request]
         ended = self._is_end(request, token_id)
         delta = "" if ended else text.stops.feed(text.detokenizer.add(token_id))

@@ -18,15 +18,17 @@ class Request:
     """Tokens asked and answered, and how many of them have their KV computed.
 
     `num_computed_tokens` chases `num_tokens`: prefill, a chunk of it, decode and going on after a preemption
-    are all the same subtraction. `seed` is set for requests that gave none too, so that a preempted one goes
-    on as it began.
+    are all the same subtraction. Tokens that are sampled but not read yet count as `num_pending_tokens` and
+    have no id. `seed` is set for requests that gave none too, so that a preempted one goes on as it began.
     """
 
     __slots__ = (
+        "arrival_step",
         "finish_reason",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "params",
@@ -52,26 +54,30 @@ class Request:
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_pending_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.arrival_step = 0
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_output_tokens(self) -> int:
+        """Tokens of the answer that are known."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
+    def num_sampled_tokens(self) -> int:
+        """Tokens of the answer, those that are pending among them."""
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
 
     def __repr__(self) -> str:
         return (

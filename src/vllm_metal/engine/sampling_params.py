@@ -13,7 +13,7 @@ class SamplingParams:
 
     `top_k` 0 or -1 means off. `seed` None means a fresh one per request. `max_tokens` None means all that the
     context leaves. Generation ends before any of `stop` in the text and at any of `stop_token_ids`, which
-    come on top of the model's own end tokens.
+    come on top of the model's own end tokens. A lower `priority` is served earlier.
     """
 
     temperature: float = 1.0
@@ -24,6 +24,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    priority: int = 0
 
     def __post_init__(self) -> None:
         def refuse(param: str, rule: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from vllm_metal.engine.kv_cache_manager import KVCacheManager
 from vllm_metal.engine.outputs import FinishReason
 from vllm_metal.engine.request import Request, RequestStatus
+from vllm_metal.engine.step_pace import StepPace
 
 
 @dataclass(slots=True)
@@ -17,66 +17,64 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[Request, int] = field(default_factory=dict)
     dropped: list[Request] = field(default_factory=list)
 
+    @property
+    def num_decodes(self) -> int:
+        return sum(num_tokens == 1 for num_tokens in self.num_scheduled_tokens.values())
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(num_tokens for num_tokens in self.num_scheduled_tokens.values() if num_tokens > 1)
+
 
 class Scheduler:
-    """First come, first served, under a token budget. There are no phases.
+    """Deals tokens under a budget. There are no phases.
 
-    Running requests are dealt first: decodes, then prompts under way. What is left admits requests from the
-    head of `waiting`. When the KV of a running request cannot grow, the newest running request is preempted:
-    its KV is dropped and it goes back to the head of `waiting`, to be computed again.
+    Requests with one token to compute come first, in every step. What the budget and `pace` leave goes to
+    prompts, under way or waiting alike: the higher priority first, then the shortest remainder, where waiting
+    makes a remainder count for less, so that no one waits for ever. When the KV of a running request cannot
+    grow, the one of lowest priority, the newest among equals, is preempted: its KV is dropped and it waits to
+    be computed again.
     """
 
-    def __init__(self, kv: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self, kv: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int, pace: StepPace
+    ) -> None:
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         # Every running request must be able to decode in every step.
         self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
-        self.waiting: deque[Request] = deque()
+        self.pace = pace
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._num_steps = 0
         self._dropped: list[Request] = []
 
     def add(self, request: Request) -> None:
+        request.arrival_step = self._num_steps
         self.waiting.append(request)
 
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self._dropped)
 
     def schedule(self) -> SchedulerOutput:
-        budget = self.max_num_batched_tokens
-        scheduled: dict[Request, int] = {}
+        self._num_steps += 1
+        output = SchedulerOutput()
+        for request in list(self.running):
+            # One that was preempted a moment ago runs no more.
+            preempted = request.status is not RequestStatus.RUNNING
+            if request.num_remaining_tokens == 1 and not preempted and not _is_complete(request):
+                self._schedule(request, 1, output)
+        self._schedule_prompts(output)
+        output.dropped, self._dropped = self._dropped, []
+        return output
 
-        for request in sorted(self.running, key=lambda running: running.num_remaining_tokens > 1):
-            if request.status is not RequestStatus.RUNNING:
-                continue  # preempted a moment ago, for the sake of an older one
-            num_tokens = min(request.num_remaining_tokens, budget)
-            if num_tokens and self._allocate(request, scheduled):
-                scheduled[request] = num_tokens
-                budget = self.max_num_batched_tokens - sum(scheduled.values())
-
-        while budget and self.waiting and len(self.running) < self.max_num_seqs:
-            request = self.waiting[0]
-            num_tokens = min(request.num_remaining_tokens, budget)
-            # The whole prompt must fit, else prompts half done would preempt each other for ever.
-            if not self.kv.allocate(request, request.num_tokens):
-                break
-            self.waiting.popleft()
-            request.status = RequestStatus.RUNNING
-            self.running.append(request)
-            scheduled[request] = num_tokens
-            budget -= num_tokens
-
-        assert budget >= 0
-        assert len(self.running) <= self.max_num_seqs
-        dropped, self._dropped = self._dropped, []
-        return SchedulerOutput(scheduled, dropped)
-
-    def update_from_output(self, output: SchedulerOutput, sampled: dict[Request, int]) -> None:
-        """Count the step's tokens as computed and append each sampled token to its request."""
+    def update_from_output(self, output: SchedulerOutput) -> None:
+        """Count the step's tokens as computed; what it samples is pending until it is read."""
         for request, num_tokens in output.num_scheduled_tokens.items():
             request.num_computed_tokens += num_tokens
-        for request, token_id in sampled.items():
-            request.token_ids.append(token_id)
+            if request.num_remaining_tokens == 0:
+                request.num_pending_tokens += 1
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End `request` in whatever state it is and give its memory back. Ending it twice is harmless."""
@@ -91,18 +89,55 @@ class Scheduler:
         request.finish_reason = reason
 
     def preempt_all(self) -> None:
-        """Have every running request computed again from its first token."""
-        while self.running:
-            self._preempt(self.running[-1])
+        """Have every running request computed again from its first token; what is pending is lost."""
+        for request in list(self.running):
+            self._preempt(request)
+        for request in self.waiting:
+            request.num_pending_tokens = 0
 
-    def _allocate(self, request: Request, scheduled: dict[Request, int]) -> bool:
-        """KV for all its tokens, preempting from the newest; false if `request` was itself the newest."""
-        while not self.kv.allocate(request, request.num_tokens):
-            victim = self.running[-1]
-            scheduled.pop(victim, None)
+    def _schedule_prompts(self, output: SchedulerOutput) -> None:
+        num_decodes = len(output.num_scheduled_tokens)
+        budget = self.max_num_batched_tokens - num_decodes
+        prompts = [request for request in (*self.running, *self.waiting) if _is_prompt(request)]
+        if not prompts or not budget:
+            return
+        budget = self.pace.allowance(num_decodes, budget)
+        admitting = True
+        for request in sorted(prompts, key=self._rank):
+            if not budget:
+                break
+            if request.status is RequestStatus.WAITING:
+                # Whoever cannot be admitted holds back those behind, or they would pass it for ever.
+                admitting = admitting and self._admit(request)
+                if not admitting:
+                    continue
+            num_tokens = min(request.num_remaining_tokens, budget)
+            if self._schedule(request, num_tokens, output):
+                budget -= num_tokens
+        self.pace.spend(num_decodes, output.num_prefill_tokens)
+
+    def _rank(self, request: Request) -> tuple[int, int]:
+        waited = self._num_steps - request.arrival_step
+        ageing = self.max_num_batched_tokens // 4
+        return request.params.priority, request.num_remaining_tokens - waited * ageing
+
+    def _admit(self, request: Request) -> bool:
+        if len(self.running) >= self.max_num_seqs or not self.kv.allocate(request):
+            return False
+        self.waiting.remove(request)
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        return True
+
+    def _schedule(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:
+        """Schedule it, preempting others for its KV; false if it had to give way itself."""
+        while not self.kv.allocate(request):
+            victim = max(reversed(self.running), key=lambda each: (each.params.priority, each.arrival_step))
+            output.num_scheduled_tokens.pop(victim, None)
             self._preempt(victim)
             if victim is request:
                 return False
+        output.num_scheduled_tokens[request] = num_tokens
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -112,8 +147,20 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.append(request)
 
     def _drop(self, request: Request) -> None:
         self.kv.free(request)
         self._dropped.append(request)
+
+
+def _is_prompt(request: Request) -> bool:
+    if request.status is RequestStatus.WAITING:
+        # The token that a preempted request waits for must be known before it can be computed again.
+        return not request.num_pending_tokens
+    return request.num_remaining_tokens > 1
+
+
+def _is_complete(request: Request) -> bool:
+    """Whether its last token is sampled already, if not read."""
+    return request.num_sampled_tokens >= request.max_tokens

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 import pytest
 
 import tiny_models
-from engine_driver import make_core, request, run, solo
+from engine_driver import make_core, request, run
 from vllm_metal.engine.mlx import kv_cache
-from vllm_metal.engine.mlx.self_check import batches_agree
+from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
+from vllm_metal.engine.mlx.self_check import Mode, agrees
 
 PROMPTS = [
     [(13 * i + 5) % tiny_models.VOCAB_SIZE for i in range(40)],
@@ -19,9 +22,30 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=tiny_models.CONFIGS)
-def model(request):
-    return tiny_models.make(request.param)
+#: Families whose attention goes through mlx-lm's one function, on plain keys and values.
+FUSED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "gpt_oss")
+
+MODES = [(name, mode) for name in tiny_models.CONFIGS for mode in ("split", "serial")]
+MODES += [(name, mode) for name in FUSED for mode in ("fused", "fused in buckets")]
+
+
+@pytest.fixture(scope="module", params=MODES, ids=lambda param: f"{param[0]}-{param[1]}")
+def case(request):
+    """A tiny model, and how to run it."""
+    name, mode = request.param
+    return tiny_models.make(name), {"mode": mode.split()[0], "buckets": "buckets" in mode}
+
+
+@pytest.fixture(scope="module")
+def model(case):
+    return case[0]
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
+def core(case, request):
+    """Makes an engine core for the case."""
+    model, how = case
+    return partial(make_core, model, overlap=request.param, **how)
 
 
 def _reference(model, prompt, max_tokens):
@@ -50,17 +74,17 @@ def references(model):
     return [_reference(model, prompt, 12) for prompt in PROMPTS]
 
 
-def test_alone(model, references):
+def test_alone(core, references):
     for prompt, reference in zip(PROMPTS, references, strict=True):
-        _assert_same(solo(model, request("r", prompt)).token_ids, reference)
+        _assert_same(run(core(), [request("r", prompt)])["r"].token_ids, reference)
 
 
 @pytest.mark.parametrize("steps_between", [0, 1, 5])
-def test_batched_joining_and_leaving_at_any_step(model, references, steps_between):
+def test_batched_joining_and_leaving_at_any_step(core, references, steps_between):
     requests = [
         request(str(index), prompt, max_tokens=12 - 2 * (index % 3)) for index, prompt in enumerate(PROMPTS)
     ]
-    answers = run(make_core(model), requests, steps_between=steps_between)
+    answers = run(core(), requests, steps_between=steps_between)
     for index, (expected, gaps) in enumerate(references):
         length = requests[index].max_tokens
         assert len(answers[str(index)].token_ids) == length
@@ -68,39 +92,48 @@ def test_batched_joining_and_leaving_at_any_step(model, references, steps_betwee
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16])
-def test_chunked(model, references, chunk):
-    core = make_core(model, max_num_seqs=1, max_num_batched_tokens=chunk)
-    answers = run(core, [request(str(index), prompt) for index, prompt in enumerate(PROMPTS)])
+def test_chunked(core, references, chunk):
+    one_by_one = core(max_num_seqs=1, max_num_batched_tokens=chunk)
+    answers = run(one_by_one, [request(str(index), prompt) for index, prompt in enumerate(PROMPTS)])
     for index, reference in enumerate(references):
         _assert_same(answers[str(index)].token_ids, reference)
 
 
-def test_preempted(model):
-    """Room for two requests of one KV step; both grow past it, so the later one must be computed again."""
-    prompts = [[(7 * i + start) % tiny_models.VOCAB_SIZE for i in range(250)] for start in (1, 2)]
-    references = [_reference(model, prompt, 12) for prompt in prompts]
-    spec = kv_cache.measure(model)
-    budget = (
-        2 * spec.num_bytes(512) - 1
-        if spec.num_bytes(512) > spec.num_bytes(256)
-        else 2 * spec.num_bytes(1) - 1
-    )
-    core = make_core(model, kv_budget_bytes=budget)
-    answers = run(core, [request(str(index), prompt) for index, prompt in enumerate(prompts)])
-    if spec.num_bytes(512) > spec.num_bytes(256):
-        assert core.scheduler.num_preemptions >= 1
-    for index, reference in enumerate(references):
-        _assert_same(answers[str(index)].token_ids, reference)
-
-
-def test_row_by_row(model, references):
-    core = make_core(model, batched=False)
+def test_ended_by_a_token(core, references):
+    """With one step ahead a row of the ended request is computed for nothing, and must harm nobody."""
+    ends = frozenset(expected[4] for expected, _ in references)
     answers = run(
-        core, [request(str(index), prompt) for index, prompt in enumerate(PROMPTS)], steps_between=1
+        core(eos_token_ids=ends), [request(str(index), prompt) for index, prompt in enumerate(PROMPTS)]
     )
-    for index, reference in enumerate(references):
-        _assert_same(answers[str(index)].token_ids, reference)
+    for index, (expected, gaps) in enumerate(references):
+        length = next(at for at, token_id in enumerate(expected) if token_id in ends) + 1
+        _assert_same(answers[str(index)].token_ids, (expected[:length], gaps))
 
 
-def test_self_check_agrees(model):
-    assert batches_agree(model, tiny_models.VOCAB_SIZE)
+def test_preempted(core, case):
+    """Two requests that start where both fit and grow to where one does, so the later is computed again."""
+    model, how = case
+    if how["mode"] == "fused":
+        budget, lengths = 3 * 512 * slot_spec(layer_shapes(model)).bytes_per_token, (250, 250)
+    else:
+        spec = kv_cache.measure(model)
+        if spec.num_bytes(512) == spec.num_bytes(256):
+            pytest.skip("this model's requests do not grow")
+        budget, lengths = 2 * spec.num_bytes(512) - 1, (250, 250)
+    prompts = [
+        [(7 * i + start) % tiny_models.VOCAB_SIZE for i in range(length)]
+        for start, length in enumerate(lengths, 1)
+    ]
+    engine = core(kv_budget_bytes=budget)
+    answers = run(
+        engine, [request(str(index), prompt, max_tokens=300) for index, prompt in enumerate(prompts)]
+    )
+    assert engine.scheduler.num_preemptions >= 1
+    for index, prompt in enumerate(prompts):
+        _assert_same(answers[str(index)].token_ids, _reference(model, prompt, 300))
+
+
+def test_the_self_check_agrees(case):
+    model, how = case
+    if how["mode"] != "serial":
+        assert agrees(model, Mode(how["mode"]), tiny_models.VOCAB_SIZE)

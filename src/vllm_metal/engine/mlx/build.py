@@ -5,25 +5,35 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import LoadedEngine
-from vllm_metal.engine.core import EngineCore
-from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager
-from vllm_metal.engine.mlx import device, kv_cache, loader, self_check
-from vllm_metal.engine.mlx.model_runner import ModelRunner
+from vllm_metal.engine.core import EngineCore, ModelRunner
+from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager, RectangularKVCacheManager
+from vllm_metal.engine.mlx import device, kv_cache, loader
+from vllm_metal.engine.mlx.fused_runner import FusedRunner
+from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
+from vllm_metal.engine.mlx.sampler import Sampler
+from vllm_metal.engine.mlx.self_check import Mode, choose_mode
+from vllm_metal.engine.mlx.split_runner import SplitRunner
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.scheduler import Scheduler
+from vllm_metal.engine.slot_pool import SlotKVCacheManager
+from vllm_metal.engine.step_pace import StepPace
 from vllm_metal.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
 
-#: Tokens a step when the config leaves it open. A prompt's chunk holds up every running stream for as long as
-#: it takes: about half a second either way.
+#: Tokens a step when the config leaves it open. On the CPU that is half a second of prefill.
 _CPU_BATCHED_TOKENS = 128
-_GPU_BATCHED_TOKENS = 512
+_GPU_BATCHED_TOKENS = 2048
+
+#: Tokens below which a chunk costs nearly what this many do.
+_CPU_LEAST_CHUNK = 16
+_GPU_LEAST_CHUNK = 256
 
 
 def build(path: Path, config: Config) -> LoadedEngine:
@@ -42,21 +52,23 @@ def build(path: Path, config: Config) -> LoadedEngine:
         max_num_batched_tokens = engine.max_num_batched_tokens or (
             _CPU_BATCHED_TOKENS if device.is_cpu() else _GPU_BATCHED_TOKENS
         )
-        batched = self_check.batches_agree(loaded.model, loaded.tokenizer.vocab_size)
+        mode = choose_mode(loaded.model, loaded.config, loaded.tokenizer.vocab_size)
         step_bytes = _step_bytes(loaded.model, max_num_batched_tokens)
         budget_bytes = int(engine.gpu_memory_utilization * device.memory_bytes()) - mx.get_active_memory()
-        kv = KVCacheManager(kv_cache.measure(loaded.model), budget_bytes - step_bytes)
+        runner, kv = _runner(loaded.model, mode, budget_bytes - step_bytes, loaded.context_length, config)
         max_model_len = _max_model_len(kv, loaded.context_length, config)
         scheduler = Scheduler(
-            kv, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            kv,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            pace=StepPace(engine.max_step_stretch, _CPU_LEAST_CHUNK if device.is_cpu() else _GPU_LEAST_CHUNK),
         )
-        runner = ModelRunner(loaded.model, batched=batched)
     except BaseException:
         # This thread ends with the error; its streams must not outlive it.
         mx.clear_streams()
         raise
     logger.info(
-        "loaded `%s` in %.1f s: %s on %s, weights %.2f GB, KV budget %.2f GB, context %d, %s decode",
+        "loaded `%s` in %.1f s: %s on %s, weights %.2f GB, KV budget %.2f GB, context %d, %s mode",
         path.name,
         time.monotonic() - started,
         loaded.quantization or loaded.dtype,
@@ -64,10 +76,30 @@ def build(path: Path, config: Config) -> LoadedEngine:
         loaded.weight_bytes / 1e9,
         kv.budget_bytes / 1e9,
         max_model_len,
-        "batched" if batched else "row by row",
+        mode,
     )
     processor = OutputProcessor(loaded.tokenizer.detokenizer, loaded.eos_token_ids)
-    return LoadedEngine(EngineCore(scheduler, runner, processor), loaded.tokenizer, max_model_len)
+    # On the CPU there is nothing to overlap with: the device is the processor that makes the text.
+    core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu())
+    return LoadedEngine(core, loaded.tokenizer, max_model_len)
+
+
+def _runner(
+    model: Any, mode: Mode, budget_bytes: int, context_length: int, config: Config
+) -> tuple[ModelRunner, KVCacheManager]:
+    sampler = Sampler(candidates=device.is_cpu())
+    if mode is not Mode.FUSED:
+        kv = RectangularKVCacheManager(kv_cache.measure(model), budget_bytes)
+        return SplitRunner(model, sampler, batched=mode is Mode.SPLIT), kv
+    layers = layer_shapes(model)
+    assert layers is not None
+    slots = SlotKVCacheManager(
+        slot_spec(layers),
+        budget_bytes,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_model_len=config.engine.max_model_len or context_length,
+    )
+    return FusedRunner(model, layers, slots, sampler, buckets=not device.is_cpu()), slots
 
 
 def _chat_template(setting: str) -> str | None:
@@ -83,13 +115,13 @@ def _chat_template(setting: str) -> str | None:
         ) from exc
 
 
-def _step_bytes(model: object, num_tokens: int) -> int:
+def _step_bytes(model: Any, num_tokens: int) -> int:
     """Peak memory of the largest prefill chunk beyond weights and KV; running it also warms the device up."""
     mx.synchronize()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     caches = kv_cache.new_caches(model)
-    model(mx.zeros((1, num_tokens), mx.int32), cache=caches)  # type: ignore[operator]
+    model(mx.zeros((1, num_tokens), mx.int32), cache=caches)
     mx.eval([cache.state for cache in caches])
     return int(mx.get_peak_memory() - before)
 

@@ -6,56 +6,91 @@ Order, as in vLLM and Hugging Face: temperature, then top-k, then top-p over wha
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import mlx.core as mx
 
+from vllm_metal.engine.core import ModelRunnerOutput
 from vllm_metal.engine.request import Request
 
-#: How many of a row's largest logits are sorted to find its top-k and top-p cuts. Sorting whole rows costs
-#: several times more, and is the fallback when a cut lies further down.
+#: How many of a row's largest logits are sorted to find its cuts where sorting is what costs (on the CPU).
 NUM_CANDIDATES = 256
 
 
-def sample(logits: mx.array, requests: list[Request]) -> list[int | None]:
-    """Token ids for `logits` [rows, vocabulary], one row a request; None where a row holds NaN."""
-    logits = logits.astype(mx.float32)
-    # A NaN anywhere makes the row's sum NaN; infinities (masked tokens) are made finite first.
-    valid = ~mx.isnan(mx.sum(mx.clip(logits, -1e30, 1e30), axis=-1))
-    greedy = mx.argmax(logits, axis=-1)
-    if all(request.params.greedy for request in requests):
-        mx.eval(greedy, valid)
-        token_ids = greedy
-    else:
-        token_ids = _sample(logits, greedy, requests)
-        mx.eval(valid)
-    rows: list[tuple[int, bool]] = list(zip(token_ids.tolist(), valid.tolist(), strict=True))  # type: ignore[arg-type]
-    return [token_id if ok else None for token_id, ok in rows]
+@dataclass(slots=True)
+class SampledStep:
+    """Tokens that the device is sampling: `token_ids` and `valid` [rows], in the order of `requests`."""
+
+    requests: list[Request]
+    token_ids: mx.array
+    valid: mx.array
+
+    def read(self) -> ModelRunnerOutput:
+        """Wait for the tokens. A row of NaN is an error of its request."""
+        output = ModelRunnerOutput()
+        token_ids: list[int] = self.token_ids.tolist()  # type: ignore[assignment]
+        valid: list[bool] = self.valid.tolist()  # type: ignore[assignment]
+        # Rows beyond the requests are padding.
+        for request, token_id, is_valid in zip(self.requests, token_ids, valid, strict=False):
+            if is_valid:
+                output.token_ids[request] = token_id
+            else:
+                output.errors[request] = "the model's output for this request is not a number (NaN)"
+        return output
 
 
-def _sample(logits: mx.array, greedy: mx.array, requests: list[Request]) -> mx.array:
-    params = [request.params for request in requests]
-    vocab_size = logits.shape[-1]
-    temperature = mx.array([1.0 if row.greedy else row.temperature for row in params])
-    scaled = logits / temperature[:, None]
-    # Greedy rows take no part in the cuts, or they could send the others to the slow path.
-    top_k = mx.array([vocab_size if row.greedy or row.top_k <= 0 else row.top_k for row in params])
-    top_p = mx.array([1.0 if row.greedy else row.top_p for row in params])
-    uniform = mx.array([_uniform(request) for request in requests])
+class Sampler:
+    """With `candidates` the cuts of top-k and top-p are looked for among a row's largest logits first, and
+    the device is waited for to learn whether that was enough. Without, whole rows are sorted, with no wait.
+    """
 
-    cut = any(not row.greedy and (row.top_k > 0 or row.top_p < 1.0) for row in params)
-    if not cut:
-        token_ids = _draw(scaled, mx.full((len(params),), -mx.inf), uniform)
-    else:
-        num_candidates = min(NUM_CANDIDATES, vocab_size)
-        threshold, found = _threshold(scaled, top_k, top_p, num_candidates)
-        token_ids = _draw(scaled, threshold, uniform)
-        mx.eval(token_ids, found)
-        if not mx.all(found).item():
-            threshold, _ = _threshold(scaled, top_k, top_p, vocab_size)
+    def __init__(self, *, candidates: bool) -> None:
+        self.candidates = candidates
+
+    def sample(self, logits: mx.array, requests: list[Request]) -> SampledStep:
+        """Sample `logits` [rows, vocabulary]: a row for each request, then any number of padding."""
+        logits = logits.astype(mx.float32)
+        # A NaN anywhere makes the row's sum NaN; infinities (masked tokens) are made finite first.
+        valid = ~mx.isnan(mx.sum(mx.clip(logits, -1e30, 1e30), axis=-1))
+        token_ids = mx.argmax(logits, axis=-1)
+        if not all(request.params.greedy for request in requests):
+            token_ids = self._sample(logits, token_ids, requests)
+        return SampledStep(requests, token_ids, valid)
+
+    def _sample(self, logits: mx.array, greedy: mx.array, requests: list[Request]) -> mx.array:
+        num_rows, vocab_size = logits.shape
+        params = [request.params for request in requests]
+        padding = num_rows - len(params)
+        # Greedy rows take no part in the cuts, or they could send the others to the slow path.
+        temperature = [1.0 if row.greedy else row.temperature for row in params] + padding * [1.0]
+        top_k = [vocab_size if row.greedy or row.top_k <= 0 else row.top_k for row in params]
+        top_p = [1.0 if row.greedy else row.top_p for row in params]
+        is_greedy = [row.greedy for row in params] + padding * [True]
+        uniform = mx.array([_uniform(request) for request in requests] + padding * [0.0])
+        scaled = logits / mx.array(temperature)[:, None]
+        if any(k < vocab_size for k in top_k) or any(p < 1.0 for p in top_p):
+            token_ids = self._cut_and_draw(
+                scaled,
+                mx.array(top_k + padding * [vocab_size]),
+                mx.array(top_p + padding * [1.0]),
+                uniform,
+            )
+        else:
+            token_ids = _draw(scaled, mx.full((num_rows,), -mx.inf), uniform)
+        return mx.where(mx.array(is_greedy), greedy, token_ids)
+
+    def _cut_and_draw(
+        self, scaled: mx.array, top_k: mx.array, top_p: mx.array, uniform: mx.array
+    ) -> mx.array:
+        vocab_size = scaled.shape[-1]
+        if self.candidates and vocab_size > NUM_CANDIDATES:
+            threshold, found = _threshold(scaled, top_k, top_p, NUM_CANDIDATES)
             token_ids = _draw(scaled, threshold, uniform)
-    token_ids = mx.where(mx.array([row.greedy for row in params]), greedy, token_ids)
-    mx.eval(token_ids)
-    return token_ids
+            mx.eval(token_ids, found)
+            if mx.all(found).item():
+                return token_ids
+        threshold, _ = _threshold(scaled, top_k, top_p, vocab_size)
+        return _draw(scaled, threshold, uniform)
 
 
 def _threshold(
@@ -67,27 +102,23 @@ def _threshold(
     (Holtzman et al., 2020), out of what top-k kept.
     """
     vocab_size = scaled.shape[-1]
-    if num_candidates < vocab_size:
-        candidates = mx.topk(scaled, num_candidates, axis=-1)
-    else:
-        candidates = scaled
+    candidates = mx.topk(scaled, num_candidates, axis=-1) if num_candidates < vocab_size else scaled
     candidates = mx.sort(candidates, axis=-1)[:, ::-1]
     rank = mx.arange(num_candidates)[None]
     in_top_k = rank < top_k[:, None]
-    # Without a top-k the whole vocabulary shares the probability, not the candidates alone.
     kept = mx.where(in_top_k, candidates, -mx.inf)
-    total = mx.where(top_k < num_candidates, mx.logsumexp(kept, axis=-1), mx.logsumexp(scaled, axis=-1))
-    mass = mx.cumsum(mx.exp(kept - total[:, None]), axis=-1)
+    # Without a top-k the whole vocabulary shares the probability, not the candidates alone.
+    has_top_k = top_k < vocab_size
+    total = mx.where(has_top_k, mx.logsumexp(kept, axis=-1), mx.logsumexp(scaled, axis=-1))
+    probabilities = mx.exp(kept - total[:, None])
+    mass = mx.cumsum(probabilities, axis=-1)
     # A token stays if the mass before it has not reached top_p; the first always does.
-    stays = in_top_k & ((mass - mx.exp(kept - total[:, None]) < top_p[:, None]) | (rank == 0))
-    unbounded = (top_k >= vocab_size) & (top_p >= 1.0)
+    stays = in_top_k & ((mass - probabilities < top_p[:, None]) | (rank == 0))
     last = mx.sum(stays, axis=-1, keepdims=True) - 1
     threshold = mx.take_along_axis(candidates, last, axis=-1)[:, 0]
-    threshold = mx.where(unbounded, -mx.inf, threshold)
-    found = unbounded | (top_k <= num_candidates) | (mass[:, -1] >= top_p)
-    if num_candidates == vocab_size:
-        found = mx.ones_like(found)
-    return threshold, found
+    unbounded = ~has_top_k & (top_p >= 1.0)
+    found = unbounded | (top_k <= num_candidates) | (~has_top_k & (mass[:, -1] >= top_p))
+    return mx.where(unbounded, -mx.inf, threshold), found
 
 
 def _draw(scaled: mx.array, threshold: mx.array, uniform: mx.array) -> mx.array:
@@ -109,5 +140,5 @@ def _uniform(request: Request) -> float:
     """
     if request.params.greedy:
         return 0.0
-    key = f"{request.seed}:{request.num_output_tokens}".encode()
+    key = f"{request.seed}:{request.num_sampled_tokens}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=3).digest()) / (1 << 24)

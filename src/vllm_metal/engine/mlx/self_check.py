@@ -1,61 +1,113 @@
-"""At load: does this model give the same logits in a batch as alone? Decided by trying, never by its name."""
+"""At load: which ways of running steps give this model's own logits? Decided by trying, never by its name."""
 
 from __future__ import annotations
 
 import logging
+from enum import StrEnum
 from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.mlx import kv_cache
+from vllm_metal.engine.mlx import kv_cache, twin
+from vllm_metal.engine.mlx.fused_runner import FusedRunner
+from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
+from vllm_metal.engine.mlx.sampler import SampledStep
+from vllm_metal.engine.mlx.split_runner import SplitRunner
+from vllm_metal.engine.request import Request
+from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.engine.scheduler import SchedulerOutput
+from vllm_metal.engine.slot_pool import SlotKVCacheManager
 
 logger = logging.getLogger(__name__)
 
 #: Largest difference allowed, as a share of the logits' spread.
-_TOLERANCE = {mx.float32: 1e-3}
+_TOLERANCE_FLOAT32 = 1e-3
 _TOLERANCE_HALF = 5e-2
 
+#: Prompts of two requests, and the tokens each computes in each step: chunks, a late joiner, decodes.
+_PROMPTS = (12, 9)
+_STEPS = ((5, 0), (3, 0), (4, 5), (1, 4), (1, 1), (1, 1), (1, 1), (1, 1))
 
-def batches_agree(model: Any, vocab_size: int) -> bool:
-    """Decode two prompts of unequal length alone and as one batch that the second joins late."""
-    prompts = [[(7 * i + 3) % vocab_size for i in range(5)], [(11 * i + 1) % vocab_size for i in range(2)]]
-    steps = [5 % vocab_size, 17 % vocab_size, 29 % vocab_size]
+
+class Mode(StrEnum):
+    """How steps are run, best first."""
+
+    FUSED = "fused"
+    SPLIT = "split"
+    SERIAL = "serial"
+
+
+def choose_mode(model: Any, config: dict[str, Any], vocab_size: int) -> Mode:
+    """The best mode that agrees with mlx-lm's own way of running one sequence; serial is that way."""
+    models = [(model, vocab_size)]
+    # A window is longer than what can be tried out on the model itself.
+    if any(getattr(cache, "max_size", None) for cache in kv_cache.new_caches(model)):
+        models.append((twin.make_twin(config), twin.VOCAB_SIZE))
+    for mode in (Mode.FUSED, Mode.SPLIT):
+        if all(tried is not None and agrees(tried, mode, size) for tried, size in models):
+            return mode
+    return Mode.SERIAL
+
+
+def agrees(model: Any, mode: Mode, vocab_size: int) -> bool:
+    """Run two requests side by side in `mode` and alone through mlx-lm's caches; compare all their logits."""
+    totals = [sum(step[which] for step in _STEPS) for which in range(2)]
+    texts = [[(7 * i + 3 + 5 * which) % vocab_size for i in range(n)] for which, n in enumerate(totals)]
+    requests = [
+        Request(str(which), text[:length], SamplingParams(), max_tokens=len(text), seed=0)
+        for which, (text, length) in enumerate(zip(texts, _PROMPTS, strict=True))
+    ]
+    recorder = _Recorder()
+    differences = []
     try:
-        if not kv_cache.can_merge(kv_cache.new_caches(model)):
+        expected = [model(mx.array([text]), cache=kv_cache.new_caches(model))[0] for text in texts]
+        runner = _runner(model, mode, recorder)
+        if runner is None:
             return False
-        alone = [_decode(model, _prefill(model, prompt), steps) for prompt in prompts]
-        caches = _prefill(model, prompts[0])
-        batch = kv_cache.merge([caches])
-        first = model(mx.array([[steps[0]]]), cache=batch)
-        for layer, late in zip(batch, kv_cache.merge([_prefill(model, prompts[1])]), strict=True):
-            layer.extend(late)
-        together = [first]
-        for step in range(1, len(steps)):
-            together.append(model(mx.array([[steps[step]], [steps[step - 1]]]), cache=batch))
-        mx.eval(alone, together)
+        for step in _STEPS:
+            scheduled = {request: n for request, n in zip(requests, step, strict=True) if n}
+            if isinstance(runner, FusedRunner) and not all(map(runner.kv.allocate, scheduled)):
+                return False
+            runner.launch(SchedulerOutput(scheduled))
+            for request, num_tokens in scheduled.items():
+                request.num_computed_tokens += num_tokens
+            for row, request in enumerate(recorder.requests):
+                which = requests.index(request)
+                differences.append((expected[which][request.num_computed_tokens - 1], recorder.logits[row]))
+                # The next token is not what was sampled but what the text says.
+                request.token_ids = texts[which][: request.num_computed_tokens + 1]
+        tolerance = _TOLERANCE_FLOAT32 if expected[0].dtype == mx.float32 else _TOLERANCE_HALF
+        return bool(differences) and all(_close(own, got, tolerance) for own, got in differences)
+    # A model that cannot be run so may fail in any way.
     except Exception as exc:
-        logger.debug("the batching check raised", exc_info=exc)
+        logger.debug("the check of %s mode raised", mode, exc_info=exc)
         return False
-    tolerance = _TOLERANCE.get(first.dtype, _TOLERANCE_HALF)
-    pairs = [(alone[0][0], together[0][0])]
-    for step in range(1, len(steps)):
-        pairs.append((alone[0][step], together[step][0]))
-        pairs.append((alone[1][step - 1], together[step][1]))
-    return all(_close(left, right, tolerance) for left, right in pairs)
 
 
-def _prefill(model: Any, token_ids: list[int]) -> kv_cache.LayerCaches:
-    caches = kv_cache.new_caches(model)
-    model(mx.array([token_ids]), cache=caches)
-    return caches
+class _Recorder:
+    """In the place of a sampler: keeps the logits of the last step."""
+
+    def __init__(self) -> None:
+        self.logits = mx.array([])
+        self.requests: list[Request] = []
+
+    def sample(self, logits: mx.array, requests: list[Request]) -> SampledStep:
+        self.logits, self.requests = logits, requests
+        return SampledStep(requests, mx.zeros(len(requests), mx.int32), mx.ones(len(requests), mx.bool_))
 
 
-def _decode(model: Any, caches: kv_cache.LayerCaches, steps: list[int]) -> list[mx.array]:
-    """Logits [1, vocabulary] after each of `steps`."""
-    return [model(mx.array([[token_id]]), cache=caches)[0] for token_id in steps]
+def _runner(model: Any, mode: Mode, recorder: Any) -> FusedRunner | SplitRunner | None:
+    if mode is Mode.SPLIT:
+        mergeable = kv_cache.can_merge(kv_cache.new_caches(model))
+        return SplitRunner(model, recorder, batched=True) if mergeable else None
+    layers = layer_shapes(model)
+    if layers is None:
+        return None
+    kv = SlotKVCacheManager(slot_spec(layers), 1 << 60, max_num_seqs=1024, max_model_len=64)
+    return FusedRunner(model, layers, kv, recorder, buckets=False)
 
 
-def _close(left: mx.array, right: mx.array, tolerance: float) -> bool:
-    left, right = left.astype(mx.float32), right.astype(mx.float32)
-    spread = mx.max(left) - mx.min(left)
-    return bool((mx.max(mx.abs(left - right)) <= tolerance * spread).item())
+def _close(own: mx.array, got: mx.array, tolerance: float) -> bool:
+    own, got = own.astype(mx.float32), got.astype(mx.float32)
+    spread = mx.max(own) - mx.min(own)
+    return bool((mx.max(mx.abs(own - got)) <= tolerance * spread).item())

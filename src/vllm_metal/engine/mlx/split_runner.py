@@ -1,35 +1,34 @@
-"""Runs a step on MLX: unpadded prefill chunks one by one, then one batched forward for rows that sample.
+"""Runs a step on mlx-lm's own caches: unpadded prefill chunks one by one, then one batched forward.
 
-A prompt's last token is a decode row like any other, so logits are computed only where a token is drawn.
-Lives on the engine thread.
+Right for almost every model. A prompt's last token is a decode row like any other, so logits are computed
+only where a token is drawn. Lives on the engine thread.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.core import ModelRunnerOutput
 from vllm_metal.engine.mlx import kv_cache
-from vllm_metal.engine.mlx.sampler import sample
+from vllm_metal.engine.mlx.input_tokens import InputTokens
+from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.scheduler import SchedulerOutput
 
-logger = logging.getLogger(__name__)
 
-
-class ModelRunner:
+class SplitRunner:
     """`batched` false decodes row by row, for models whose caches cannot be merged, or not rightly."""
 
-    def __init__(self, model: Any, *, batched: bool) -> None:
+    def __init__(self, model: Any, sampler: Sampler, *, batched: bool) -> None:
         self.model = model
+        self.sampler = sampler
         self.batched = batched
         self._batch = kv_cache.DecodeBatch()
         self._caches: dict[Request, kv_cache.LayerCaches] = {}
+        self._previous: SampledStep | None = None
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, output: SchedulerOutput) -> SampledStep:
         self._drop(output.dropped)
         rows = []
         for request, num_tokens in output.num_scheduled_tokens.items():
@@ -38,17 +37,17 @@ class ModelRunner:
                 self._prefill(request, num_prefill)
             if samples:
                 rows.append(request)
-        logits = mx.array([])
-        if rows:
-            logits, rows = self._decode_batched(rows) if self.batched else self._decode_serial(rows)
+        step = self._decode(rows) if rows else SampledStep([], mx.array([]), mx.array([]))
         # Cache metadata too is evaluated at every step: left lazy, it grows into one graph of many steps.
         held = [self._batch.caches, *self._caches.values()]
-        mx.eval(logits, [cache.state for caches in held for cache in caches])
-        return _output(rows, sample(logits, rows)) if rows else ModelRunnerOutput()
+        mx.async_eval(step.token_ids, step.valid, [cache.state for caches in held for cache in caches])
+        self._previous = step
+        return step
 
     def reset(self) -> None:
         self._batch = kv_cache.DecodeBatch()
         self._caches.clear()
+        self._previous = None
         mx.clear_cache()
 
     def close(self) -> None:
@@ -64,24 +63,27 @@ class ModelRunner:
         # The logits are never looked at, so the vocabulary projection is never computed.
         self.model(mx.array([request.token_ids[start : start + num_tokens]]), cache=self._caches_of(request))
 
-    def _decode_batched(self, rows: list[Request]) -> tuple[mx.array, list[Request]]:
-        """Logits [rows, vocabulary] and the requests in the order of the batch's rows."""
+    def _decode(self, rows: list[Request]) -> SampledStep:
+        if not self.batched:
+            logits = [self._forward([request], self._caches_of(request)) for request in rows]
+            return self.sampler.sample(mx.concatenate(logits), rows)
         decoding = set(self._batch.requests)
         joining = [request for request in rows if request not in decoding]
         self._batch.add(joining, [self._caches_of(request) for request in joining])
         for request in joining:
             del self._caches[request]
-        # A request that decodes does so in every step until it ends or is preempted.
-        assert len(self._batch.requests) == len(rows)
-        tokens = mx.array([[request.token_ids[-1]] for request in self._batch.requests])
-        return self.model(tokens, cache=self._batch.caches)[:, -1], list(self._batch.requests)
+        # One whose last token is sampled leaves when that token is read, a step later.
+        self._batch.remove(set(self._batch.requests) - set(rows))
+        rows = list(self._batch.requests)
+        return self.sampler.sample(self._forward(rows, self._batch.caches), rows)
 
-    def _decode_serial(self, rows: list[Request]) -> tuple[mx.array, list[Request]]:
-        logits = [
-            self.model(mx.array([request.token_ids[-1:]]), cache=self._caches_of(request))[:, -1]
-            for request in rows
-        ]
-        return mx.concatenate(logits), rows
+    def _forward(self, rows: list[Request], caches: kv_cache.LayerCaches) -> mx.array:
+        """Logits [rows, vocabulary] of each request's last token."""
+        tokens = InputTokens(self._previous)
+        for request in rows:
+            tokens.add(request, request.num_tokens - 1, 1)
+        logits: mx.array = self.model(tokens.array()[:, None], cache=caches)[:, -1]
+        return logits
 
     def _caches_of(self, request: Request) -> kv_cache.LayerCaches:
         """The caches of a request that is not in the decode batch."""
@@ -93,13 +95,3 @@ class ModelRunner:
         self._batch.remove(set(requests))
         for request in requests:
             self._caches.pop(request, None)
-
-
-def _output(rows: list[Request], token_ids: list[int | None]) -> ModelRunnerOutput:
-    output = ModelRunnerOutput()
-    for request, token_id in zip(rows, token_ids, strict=True):
-        if token_id is None:
-            output.errors[request] = "the model's output for this request is not a number (NaN)"
-        else:
-            output.token_ids[request] = token_id
-    return output

@@ -1,0 +1,61 @@
+"""The arrays behind the slots: keys and values [slots, kv_heads, capacity, head_dim], a pool, a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from vllm_metal.engine.slot_pool import Move, Resize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """`window` is None where a token attends to all before it."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+    window: int | None
+
+
+class SlotArrays:
+    """`keys[layer][capacity]` and `values[layer][capacity]`.
+
+    Written in place, which MLX does only where nothing else holds the array: so nothing may keep a slice.
+    """
+
+    def __init__(self, layers: list[LayerShape]) -> None:
+        self.layers = layers
+        self.keys: list[dict[int, mx.array]] = [{} for _ in layers]
+        self.values: list[dict[int, mx.array]] = [{} for _ in layers]
+
+    def apply(self, changes: list[Resize | Move]) -> None:
+        for change in changes:
+            match change:
+                case Resize(capacity, num_slots):
+                    self._resize(capacity, num_slots)
+                case Move(source, target):
+                    for pools in (*self.keys, *self.values):
+                        # `take` copies; a slice would share the memory, and the write then copy the pool.
+                        row = mx.take(pools[source.capacity], mx.array([source.row]), axis=0)
+                        length = min(source.capacity, target.capacity)
+                        pools[target.capacity][target.row : target.row + 1, :, :length] = row[:, :, :length]
+
+    def _resize(self, capacity: int, num_slots: int) -> None:
+        for shape, keys, values in zip(self.layers, self.keys, self.values, strict=True):
+            for pools, dim in ((keys, shape.key_dim), (values, shape.value_dim)):
+                if num_slots == 0:
+                    del pools[capacity]
+                    continue
+                old = pools.get(capacity)
+                new = mx.zeros((num_slots, shape.num_kv_heads, capacity, dim), shape.dtype)
+                if old is not None:
+                    kept = min(num_slots, old.shape[0])
+                    new[:kept] = old[:kept]
+                pools[capacity] = new
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [array for pools in (*self.keys, *self.values) for array in pools.values()]

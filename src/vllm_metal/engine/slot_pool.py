@@ -1,0 +1,180 @@
+"""KV in slots: a pool a capacity, each request a row of one pool. Decides who sits where; holds no array."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec
+from vllm_metal.engine.request import Request
+
+#: A pool has one of these numbers of slots, so that steps come in few shapes.
+SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+#: Capacities double from here on, in tokens; the smallest is 2048 where memory allows.
+SMALLEST_CAPACITIES = (2048, 1024, 512)
+#: Tokens of answer that a new request gets room for, so that a short one never has to move.
+HEADROOM = 256
+
+
+class Slot(NamedTuple):
+    """Row `row` of the pool of `capacity` tokens."""
+
+    capacity: int
+    row: int
+
+
+class Resize(NamedTuple):
+    """Give the pool of `capacity` `num_slots` slots. Those that stay keep their KV."""
+
+    capacity: int
+    num_slots: int
+
+
+class Move(NamedTuple):
+    """Copy the KV of `source` to `target`."""
+
+    source: Slot
+    target: Slot
+
+
+@dataclass(slots=True)
+class SlotPool:
+    """Requests sit in the first rows, without holes."""
+
+    capacity: int
+    num_slots: int = 0
+    requests: list[Request] = field(default_factory=list)
+
+
+class SlotKVCacheManager:
+    """Grants slots within `budget_bytes`.
+
+    A request that outgrows its slot moves to the next larger pool. The hole that a request leaves is filled
+    by the pool's last one. `take_changes` gives what the runner must do to its arrays, in order, before it
+    computes the next step.
+    """
+
+    def __init__(
+        self, spec: KVCacheSpec, budget_bytes: int, *, max_num_seqs: int, max_model_len: int
+    ) -> None:
+        self.spec = spec
+        self.budget_bytes = budget_bytes
+        smallest = next(
+            (
+                capacity
+                for capacity in SMALLEST_CAPACITIES
+                if max_num_seqs * capacity * spec.bytes_per_token <= budget_bytes // 2
+            ),
+            SMALLEST_CAPACITIES[-1],
+        )
+        capacities = [smallest]
+        while capacities[-1] < max_model_len:
+            capacities.append(2 * capacities[-1])
+        self.pools = {capacity: SlotPool(capacity) for capacity in capacities}
+        self._capacities = capacities
+        self._slots: dict[Request, Slot] = {}
+        self._changes: list[Resize | Move] = []
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self._bytes(pool, pool.num_slots) for pool in self.pools.values())
+
+    def slot(self, request: Request) -> Slot:
+        return self._slots[request]
+
+    def take_changes(self) -> list[Resize | Move]:
+        changes, self._changes = self._changes, []
+        return changes
+
+    def allocate(self, request: Request) -> bool:
+        held = self._slots.get(request)
+        if held is not None and request.num_tokens <= held.capacity:
+            return True
+        pool = self._pool_with_room(request)
+        if pool is None:
+            return False
+        target = Slot(pool.capacity, len(pool.requests))
+        pool.requests.append(request)
+        if held is not None:
+            self._changes.append(Move(held, target))
+            self._leave(held)
+        self._slots[request] = target
+        return True
+
+    def free(self, request: Request) -> None:
+        if (held := self._slots.pop(request, None)) is not None:
+            self._leave(held)
+
+    def max_num_tokens(self, limit: int) -> int:
+        fitting = [
+            capacity
+            for capacity in self._capacities
+            if capacity * self.spec.bytes_per_token <= self.budget_bytes
+        ]
+        return min(limit, fitting[-1]) if fitting else 0
+
+    def _pool_with_room(self, request: Request) -> SlotPool | None:
+        """A pool with a free slot, made if it must be: one with headroom if that fits."""
+        headroom = max(0, min(request.max_tokens - request.num_sampled_tokens, HEADROOM))
+        for num_tokens in (request.num_tokens + headroom, request.num_tokens):
+            index = min(bisect_left(self._capacities, num_tokens), len(self._capacities) - 1)
+            pool = self.pools[self._capacities[index]]
+            if len(pool.requests) < pool.num_slots or self._grow(pool):
+                return pool
+        return None
+
+    def _leave(self, slot: Slot) -> None:
+        pool = self.pools[slot.capacity]
+        last = pool.requests.pop()
+        last_row = len(pool.requests)
+        if slot.row != last_row:
+            pool.requests[slot.row] = last
+            self._slots[last] = slot
+            self._changes.append(Move(Slot(slot.capacity, last_row), slot))
+        # Every slot takes part in every decode, and shrinking copies those that stay: so not too soon.
+        if 4 * len(pool.requests) <= pool.num_slots:
+            self._resize(pool, _slot_count(2 * len(pool.requests)))
+
+    def _grow(self, pool: SlotPool) -> bool:
+        """One slot more at least; many at once if there is room, so that growing is rare."""
+        num_requests = len(pool.requests)
+        for give_back in (False, True):
+            if give_back:
+                self._give_back(pool)
+            for num_slots in (_slot_count(num_requests + 1), num_requests + 1):
+                if self.used_bytes + self._bytes(pool, num_slots - pool.num_slots) <= self.budget_bytes:
+                    self._resize(pool, num_slots)
+                    return True
+        return False
+
+    def _give_back(self, wanting: SlotPool) -> None:
+        for pool in self.pools.values():
+            if pool is not wanting and pool.num_slots > len(pool.requests):
+                self._resize(pool, len(pool.requests))
+
+    def _resize(self, pool: SlotPool, num_slots: int) -> None:
+        if num_slots != pool.num_slots:
+            pool.num_slots = num_slots
+            self._changes.append(Resize(pool.capacity, num_slots))
+
+    def _bytes(self, pool: SlotPool, num_slots: int) -> int:
+        return num_slots * pool.capacity * self.spec.bytes_per_token
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not balance."""
+        seated = {
+            request: Slot(pool.capacity, row)
+            for pool in self.pools.values()
+            for row, request in enumerate(pool.requests)
+        }
+        assert seated == self._slots
+        assert all(len(pool.requests) <= pool.num_slots for pool in self.pools.values())
+        assert self.used_bytes <= self.budget_bytes
+
+
+def _slot_count(num_requests: int) -> int:
+    """The smallest of SLOT_COUNTS that holds `num_requests`; 0 for none."""
+    if num_requests == 0:
+        return 0
+    return SLOT_COUNTS[bisect_left(SLOT_COUNTS, num_requests)]

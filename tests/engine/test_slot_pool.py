@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
+from vllm_metal.engine.request import Request
+from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.engine.slot_pool import Move, Resize, Slot, SlotKVCacheManager
+
+SPEC = KVCacheSpec((KVLayerGroup(1),))
+
+
+def make_request(num_tokens: int, max_tokens: int = 1) -> Request:
+    return Request("r", [1] * num_tokens, SamplingParams(), max_tokens=max_tokens, seed=0)
+
+
+def make_manager(budget_bytes: int, *, max_num_seqs: int = 16) -> SlotKVCacheManager:
+    return SlotKVCacheManager(SPEC, budget_bytes, max_num_seqs=max_num_seqs, max_model_len=8192)
+
+
+class Slots(RuleBasedStateMachine):
+    """Plays the runner's arrays with one owner a slot: after every change each request owns its slot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Request] = []
+        self.owners: dict[int, list[Request | None]] = {}
+
+    @initialize(budget=st.integers(8192, 200_000))
+    def start(self, budget):
+        self.manager = make_manager(budget)
+
+    @rule(num_tokens=st.integers(1, 8192), max_tokens=st.integers(1, 400))
+    def join(self, num_tokens, max_tokens):
+        request = make_request(num_tokens, max_tokens)
+        if len(self.requests) < 16 and self.manager.allocate(request):
+            self._apply()
+            self._claim(request)
+            self.requests.append(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), num_tokens=st.integers(1, 2000))
+    def grow(self, data, num_tokens):
+        request = data.draw(st.sampled_from(self.requests))
+        grown = min(num_tokens, 8192 - request.num_tokens)
+        request.token_ids += [1] * grown
+        if not self.manager.allocate(request):
+            self._leave(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def leave(self, data):
+        self._leave(data.draw(st.sampled_from(self.requests)))
+
+    def _leave(self, request):
+        self.requests.remove(request)
+        self.manager.free(request)
+        self.manager.free(request)
+
+    def _claim(self, request):
+        slot = self.manager.slot(request)
+        self.owners[slot.capacity][slot.row] = request
+
+    def _apply(self):
+        for change in self.manager.take_changes():
+            match change:
+                case Resize(capacity, num_slots):
+                    old = self.owners.get(capacity, [])
+                    self.owners[capacity] = (old + [None] * num_slots)[:num_slots]
+                case Move(source, target):
+                    self.owners[target.capacity][target.row] = self.owners[source.capacity][source.row]
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "manager"):
+            return
+        self._apply()
+        self.manager.check()
+        for request in self.requests:
+            slot = self.manager.slot(request)
+            assert self.owners[slot.capacity][slot.row] is request
+            assert request.num_tokens <= slot.capacity
+
+    @invariant()
+    def nothing_is_held_for_nobody(self):
+        if hasattr(self, "manager") and not self.requests:
+            assert self.manager.used_bytes == 0
+
+
+Slots.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+TestSlots = Slots.TestCase
+
+
+def test_slots_are_as_large_as_memory_allows_many_of():
+    assert min(make_manager(2 * 16 * 2048).pools) == 2048
+    assert min(make_manager(2 * 16 * 2048 - 2).pools) == 1024
+    assert min(make_manager(10_000).pools) == 512
+
+
+def test_a_request_gets_room_for_its_answer():
+    manager = make_manager(1 << 20)
+    long_answer, short_answer = make_request(2000, max_tokens=500), make_request(2000, max_tokens=40)
+    assert manager.allocate(long_answer)
+    assert manager.allocate(short_answer)
+    assert manager.slot(long_answer).capacity == 4096
+    assert manager.slot(short_answer).capacity == 2048
+
+
+def test_a_leaver_s_hole_is_filled_by_the_last_with_one_move():
+    manager = make_manager(1 << 20)
+    requests = [make_request(10) for _ in range(4)]
+    assert all(map(manager.allocate, requests))
+    manager.take_changes()
+    manager.free(requests[1])
+    assert manager.take_changes() == [Move(Slot(2048, 3), Slot(2048, 1))]
+    assert manager.slot(requests[3]) == Slot(2048, 1)
+
+
+def test_growth_is_amortized():
+    manager = make_manager(1 << 30, max_num_seqs=64)
+    for _ in range(64):
+        assert manager.allocate(make_request(10))
+    resizes = [change for change in manager.take_changes() if isinstance(change, Resize)]
+    assert len(resizes) <= 9
+    assert resizes[-1].num_slots == 64
+
+
+def test_where_headroom_does_not_fit_a_request_goes_without():
+    manager = make_manager(2048)
+    assert manager.allocate(make_request(2000, max_tokens=500))
+
+
+def test_the_longest_request_is_the_largest_slot_that_fits():
+    assert make_manager(5000).max_num_tokens(100_000) == 4096
+    assert make_manager(5000).max_num_tokens(1000) == 1000
+    assert make_manager(100).max_num_tokens(1000) == 0
