@@ -195,6 +195,7 @@ def test_a_named_file_must_exist(file: Path, by_variable: bool) -> None:
         ("[engine]\ndevice = 'tpu'", "2", 'must be "auto", "gpu" or "cpu", got "tpu"', "`engine.device`: "),
         ("[engine]\ngpu_memory_utilization = 0", "2", "above 0 and at most 1, got 0", "`engine.gpu"),
         ("[engine]\nmax_num_seqs = 1025", "2", "from 1 to 1024, got 1025", "`engine.max_num_seqs`: "),
+        ("[engine]\nmax_model_len = 1", "2", "2 or more, or 0, got 1", "`engine.max_model_len`: "),
         ("[engine]\nseed = -1", "2", "got -1", "`engine.seed`: "),
         (f"[log]\nlevel = '{'x' * 500}'", "2", "x…", "`log.level`: "),
     ],

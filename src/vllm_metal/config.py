@@ -86,7 +86,9 @@ class EngineConfig:
         choices=("auto", "float32", "float16", "bfloat16"),
         synonyms={"half": "float16", "float": "float32"},
     )
-    max_model_len: int = setting(0, "Longest prompt and answer in tokens; 0 takes the model's own", minimum=0)
+    max_model_len: int = setting(
+        0, "Longest prompt and answer in tokens; 0 takes the model's own", minimum=2, or_zero=True
+    )
     max_num_seqs: int = setting(64, "Requests that run in one batch", minimum=1, maximum=1024)
     max_num_batched_tokens: int = setting(0, "Tokens of one engine step; 0 lets the device decide", minimum=0)
     max_step_stretch: float = setting(
@@ -309,9 +311,8 @@ def _from_flags(flags: Mapping[str, object]) -> _Layer:
     for key, value in flags.items():
         if value is not None:
             each = SETTINGS[key]
-            name = each.flag or f"--{each.name.replace('_', '-')}"
-            kind = "flag" if name.startswith("--") else "argument"
-            yield key, each.check(value, f"`{name}`"), Origin("flag", f"{kind} {name}")
+            kind = "flag" if each.option.startswith("--") else "argument"
+            yield key, each.check(value, f"`{each.option}`"), Origin("flag", f"{kind} {each.option}")
 
 
 def default_file() -> str:

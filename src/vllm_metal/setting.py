@@ -32,6 +32,7 @@ class Setting:
     minimum: float | None = None
     above: float | None = None
     maximum: float | None = None
+    or_zero: bool = False
     choices: tuple[str, ...] = ()
     synonyms: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
@@ -49,6 +50,11 @@ class Setting:
     @property
     def environment(self) -> str:
         return f"METAL_{self.section}_{self.name}".upper()
+
+    @property
+    def option(self) -> str:
+        """What sets it on the command line, where anything does."""
+        return self.flag or f"--{self.name.replace('_', '-')}"
 
     @property
     def example(self) -> object:
@@ -72,7 +78,9 @@ class Setting:
             return f" above {self.above} and at most {self.maximum}"
         if self.maximum is not None:
             return f" from {self.minimum} to {self.maximum}"
-        return f", {self.minimum} or more" if self.minimum is not None else ""
+        if self.minimum is not None:
+            return f", {self.minimum} or more" + (", or 0" if self.or_zero else "")
+        return ""
 
     def read(self, text: str) -> object:
         """The value that `text` of a variable or a command line stands for, unchecked."""
@@ -101,7 +109,7 @@ class Setting:
         if isinstance(value, tuple):
             return all(isinstance(item, str) and item for item in value)
         if isinstance(value, (int, float)):
-            return (
+            return (self.or_zero and value == 0) or (
                 (self.minimum is None or value >= self.minimum)
                 and (self.above is None or value > self.above)
                 and (self.maximum is None or value <= self.maximum)

@@ -159,15 +159,18 @@ def test_set_refuses_a_broken_file(file: Path) -> None:
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda word: word[0] != "-")
-NUMBERS = {
-    key: st.integers(int(each.minimum or 0), int(each.maximum or 2**40))
-    for key, each in config.SETTINGS.items()
-    if each.kind is int
-}
+
+
+def numbers(each: config.Setting) -> st.SearchStrategy[float]:
+    if each.kind is float:
+        least = each.minimum if each.above is None else each.above
+        return st.floats(least, each.maximum, exclude_min=each.above is not None)
+    whole = st.integers(int(each.minimum or 0), int(each.maximum or 2**40))
+    return whole | st.just(0) if each.or_zero else whole
+
+
 INPUTS = {
-    **NUMBERS,
-    "server.drain_timeout": st.floats(0, 60),
-    "engine.gpu_memory_utilization": st.floats(0, 1, exclude_min=True),
+    **{key: numbers(each) for key, each in config.SETTINGS.items() if each.kind in (int, float)},
     "engine.device": st.sampled_from(config.SETTINGS["engine.device"].choices),
     "engine.dtype": st.sampled_from(config.SETTINGS["engine.dtype"].choices),
     "log.level": st.sampled_from(config.SETTINGS["log.level"].choices),
