@@ -18,13 +18,14 @@ RequestT = TypeVar("RequestT", bound=GenerationRequest)
 # "Expected `str`, got `int` - at `$.messages[0].content`"
 _PROBLEM_AT_PATH = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*)`")
+_LARGEST_EXACT = 2**53
 
 
 def decode(body: bytes, request_type: type[RequestT]) -> RequestT:
     """Raises InvalidRequest for a body that is no JSON object, or a field that is wrong or unsupported."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
-        fields = {name: value for name, value in fields.items() if value is not None}
+        fields = {name: _whole(value) for name, value in fields.items() if value is not None}
         _refuse_unsupported(fields, request_type)
         request = msgspec.convert(fields, request_type)
     except msgspec.ValidationError as exc:
@@ -35,6 +36,13 @@ def decode(body: bytes, request_type: type[RequestT]) -> RequestT:
         raise InvalidRequest("the body is nested too deeply") from None
     _log_ignored(fields, request_type)
     return request
+
+
+def _whole(value: object) -> object:
+    # To JSON 2.0 and 2 are the same number. Larger ones a float does not hold exactly.
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST_EXACT:
+        return int(value)
+    return value
 
 
 def _refuse_unsupported(fields: dict[str, Any], request_type: type[GenerationRequest]) -> None:

@@ -28,7 +28,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         def refuse(param: str, rule: str) -> None:
-            raise InvalidRequest(f"`{param}` must be {rule}, got {getattr(self, param)!r}", param=param)
+            got = repr(getattr(self, param))
+            shortened = got if len(got) <= 80 else f"{got[:80]}…"
+            raise InvalidRequest(f"`{param}` must be {rule}, got {shortened}", param=param)
 
         # The comparisons are written so that NaN is refused too.
         if not 0.0 <= self.temperature <= 100.0:
@@ -40,7 +42,7 @@ class SamplingParams:
         if self.max_tokens is not None and self.max_tokens < 1:
             refuse("max_tokens", "at least 1")
         if any(not stop for stop in self.stop):
-            refuse("stop", "a non-empty string or a list of them")
+            raise InvalidRequest("`stop` must be a non-empty string or a list of them", param="stop")
 
     @property
     def greedy(self) -> bool:
