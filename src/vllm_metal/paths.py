@@ -32,7 +32,3 @@ def models_dir() -> Path:
 def state_dir() -> Path:
     """Small files that describe the daemon: why it last stopped, chat history."""
     return Path(platformdirs.user_state_dir(APP, appauthor=False))
-
-
-def log_dir() -> Path:
-    return Path(platformdirs.user_log_dir(APP, appauthor=False))
