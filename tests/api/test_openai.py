@@ -38,6 +38,8 @@ def decode_as(request_type: type[GenerationRequest], **fields: Any) -> Generatio
         ({"seed": -(2**63)}, {"seed": -(2**63)}),
         ({"seed": 2**64 + 1}, {"seed": 2**64 + 1}),
         ({"max_tokens": 7}, {"max_tokens": 7}),
+        ({"max_tokens": 2.0, "top_k": 4.0, "seed": -1.0}, {"max_tokens": 2, "top_k": 4, "seed": -1}),
+        ({"temperature": 2.0}, {"temperature": 2.0}),
         ({"stop": "END"}, {"stop": ("END",)}),
         ({"stop": ["a"] * 16}, {"stop": ("a",) * 16}),
         ({"stop": []}, {}),
@@ -53,6 +55,21 @@ def test_sampling_fields_are_honoured(
     fields = {"max_tokens": 1, **fields}
     expected = {"max_tokens": 1, **expected}
     assert SamplingParams(**decode_as(request_type, **fields).sampling()) == SamplingParams(**expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": ""}, "`stop` must be a non-empty string or a list of them"),
+        ({"top_p": 2}, "`top_p` must be above 0 and at most 1, got 2.0"),
+        ({"top_k": -(10**399)}, f"`top_k` must be -1 or 0 (off), or a positive number, got -1{78 * '0'}…"),
+    ],
+)
+def test_values_out_of_range_are_shown_in_short(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**completion(**fields).sampling())
+    assert caught.value.message == message
+    assert [caught.value.param] == list(fields)
 
 
 def test_max_completion_tokens_wins() -> None:
@@ -129,6 +146,7 @@ def test_no_field_is_in_two_tables() -> None:
         ({"temperature": "hot"}, "temperature", "`temperature`: expected `float | null`, got `str`"),
         ({"stream": 1}, "stream", "`stream`: expected `bool`, got `int`"),
         ({"top_k": 1.5}, "top_k", "`top_k`: expected `int | null`, got `float`"),
+        ({"seed": 1e300}, "seed", "`seed`: expected `int | null`, got `float`"),
         ({"stop": ["a"] * 17}, "stop", "`stop`: expected `array` of length <= 16"),
         ({"stop": ["a", 1]}, "stop[1]", "`stop[1]`: expected `str`, got `int`"),
         ({"stop_token_ids": [True]}, "stop_token_ids[0]", None),
@@ -237,7 +255,7 @@ def test_template_kwargs_are_the_clients_but_for_the_servers_own() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["chat_template", "messages", "tokenize", "tools", "self"])
+@pytest.mark.parametrize("name", ["chat_template", "messages", "sanitize_control_tokens", "tools", "self"])
 def test_the_servers_own_template_kwargs_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(chat_template_kwargs={name: "x"}).template_kwargs()

@@ -10,28 +10,27 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from vllm_metal.errors import InvalidRequest
 
-# What a chat template is called with; only the server may say these.
-_RESERVED_TEMPLATE_KWARGS = frozenset(
+#: What steers the rendering of a chat template: never a variable of the template.
+RENDERING_PARAMETERS = frozenset(
     {
-        "add_generation_prompt",
         "chat_template",
-        "continue_final_message",
         "conversation",
-        "documents",
         "max_length",
+        "max_tokens",
         "messages",
         "padding",
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "sanitize_control_tokens",
         "self",
-        "token_ids",
         "tokenize",
         "tokenizer_kwargs",
-        "tools",
         "truncation",
     }
 )
+# Variables that other fields of a request set.
+_SERVER_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents", "tools"})
 
 Positive = Annotated[int, Meta(ge=1)]
 StopStrings = Annotated[list[str], Meta(max_length=16)]
@@ -224,7 +223,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     def template_kwargs(self) -> dict[str, Any]:
         """Raises InvalidRequest for names that are not the client's to set."""
-        if reserved := _RESERVED_TEMPLATE_KWARGS & self.chat_template_kwargs.keys():
+        if reserved := (RENDERING_PARAMETERS | _SERVER_VARIABLES) & self.chat_template_kwargs.keys():
             name = min(reserved)
             raise InvalidRequest(
                 f"`{name}` may not be set in `chat_template_kwargs`", param=f"chat_template_kwargs.{name}"

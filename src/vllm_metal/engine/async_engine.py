@@ -8,7 +8,8 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -27,20 +28,23 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-    def decode(self, token_ids: list[int]) -> str: ...
+    def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]: ...
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **template_kwargs: Any
+        self, messages: list[dict[str, Any]], *, max_tokens: int | None = None, **template_kwargs: Any
     ) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """What loading a model gives. `max_model_len` counts prompt and answer tokens together."""
+    """What loading a model gives. `max_model_len` counts prompt and answer tokens together.
+
+    `sampling_defaults` are the model's own values for SamplingParams, where a request leaves them open.
+    """
 
     core: EngineCore
     tokenizer: Tokenizer
     max_model_len: int
+    sampling_defaults: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +136,19 @@ class AsyncEngine:
         loaded = await asyncio.shield(self._loaded)
         self._tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
+        self.sampling_defaults = loaded.sampling_defaults
 
     async def encode(self, text: str) -> list[int]:
-        return await self._loop.run_in_executor(self._tokenizing, self._tokenizer.encode, text)
-
-    async def decode(self, token_ids: list[int]) -> str:
-        return await self._loop.run_in_executor(self._tokenizing, self._tokenizer.decode, token_ids)
+        """Raises PromptTooLong for a text too long to be worth the work."""
+        encode = partial(self._tokenizer.encode, text, max_tokens=self.max_model_len)
+        return await self._loop.run_in_executor(self._tokenizing, encode)
 
     async def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
-        """Raises InvalidRequest when the model's chat template refuses the messages."""
-        return await self._loop.run_in_executor(
-            self._tokenizing, lambda: self._tokenizer.apply_chat_template(messages, **template_kwargs)
+        """Raises InvalidRequest when the model's chat template refuses the messages, and as `encode` does."""
+        encode = partial(
+            self._tokenizer.apply_chat_template, messages, max_tokens=self.max_model_len, **template_kwargs
         )
+        return await self._loop.run_in_executor(self._tokenizing, encode)
 
     def add_request(
         self,

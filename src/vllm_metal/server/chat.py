@@ -26,10 +26,11 @@ from vllm_metal.server.keys import MANAGER
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await bodies.read(request, ChatCompletionRequest)
-    params = SamplingParams(**body.sampling())
+    SamplingParams(**body.sampling())  # What is wrong is refused before the model is awaited.
     messages, template_kwargs = body.template_messages(), body.template_kwargs()
     manager = request.app[MANAGER]
     async with manager.acquire(body.model) as engine:
+        params = SamplingParams(**{**engine.sampling_defaults, **body.sampling()})
         prompt_token_ids = await engine.encode_chat(messages, **template_kwargs)
         wording = ChatWording(model=manager.served_names[0])
         outputs = engine.add_request(wording.id, prompt_token_ids, params, prompt_param="messages")

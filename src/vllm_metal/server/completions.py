@@ -17,10 +17,11 @@ from vllm_metal.server.keys import MANAGER
 
 async def completions(request: web.Request) -> web.StreamResponse:
     body = await bodies.read(request, CompletionRequest)
-    params = SamplingParams(**body.sampling())
+    SamplingParams(**body.sampling())  # What is wrong is refused before the model is awaited.
     prompt = body.single_prompt()
     manager = request.app[MANAGER]
     async with manager.acquire(body.model) as engine:
+        params = SamplingParams(**{**engine.sampling_defaults, **body.sampling()})
         prompt_token_ids = await engine.encode(prompt) if isinstance(prompt, str) else prompt
         wording = CompletionWording(model=manager.served_names[0])
         outputs = engine.add_request(wording.id, prompt_token_ids, params)

@@ -23,7 +23,7 @@ from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.scheduler import Scheduler
 from vllm_metal.engine.slot_pool import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
-from vllm_metal.errors import ConfigError, ModelError
+from vllm_metal.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def build(path: Path, config: Config) -> LoadedEngine:
             path,
             dtype=engine.dtype,
             tokenizer_path=Path(config.models.tokenizer) if config.models.tokenizer else None,
-            chat_template=_chat_template(config.models.chat_template),
+            chat_template=config.models.chat_template,
         )
         max_num_batched_tokens = engine.max_num_batched_tokens or (
             _CPU_BATCHED_TOKENS if device.is_cpu() else _GPU_BATCHED_TOKENS
@@ -81,7 +81,7 @@ def build(path: Path, config: Config) -> LoadedEngine:
     processor = OutputProcessor(loaded.tokenizer.detokenizer, loaded.eos_token_ids)
     # On the CPU there is nothing to overlap with: the device is the processor that makes the text.
     core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu())
-    return LoadedEngine(core, loaded.tokenizer, max_model_len)
+    return LoadedEngine(core, loaded.tokenizer, max_model_len, loaded.generation_defaults)
 
 
 def _runner(
@@ -100,19 +100,6 @@ def _runner(
         max_model_len=config.engine.max_model_len or context_length,
     )
     return FusedRunner(model, layers, slots, sampler, buckets=not device.is_cpu()), slots
-
-
-def _chat_template(setting: str) -> str | None:
-    """The text of the template: the file's, unless `setting` is a template itself."""
-    if not setting or "{" in setting:
-        return setting or None
-    try:
-        return Path(setting).read_text(encoding="utf-8")
-    except (OSError, ValueError) as exc:
-        raise ConfigError(
-            f"the chat template `{setting}` cannot be read: {exc}",
-            hint="`models.chat_template` is the path of a Jinja file, or the template itself",
-        ) from exc
 
 
 def _step_bytes(model: Any, num_tokens: int) -> int:

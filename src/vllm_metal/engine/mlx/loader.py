@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import mlx.nn as nn
-import mlx_lm.utils as mlx_lm_utils
 from mlx.utils import tree_flatten
 from transformers import AutoTokenizer
 
+from vllm_metal.engine.mlx import chat_template as chat_templates
 from vllm_metal.engine.mlx import gguf, safetensors
 from vllm_metal.engine.mlx.open_files import kept_open_files_limit
 from vllm_metal.engine.mlx.safetensors import FETCH_AGAIN
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
-from vllm_metal.errors import NotAModel, UnsupportedModel
+from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.errors import InvalidRequest, NotAModel, UnsupportedModel
 
 with kept_open_files_limit():
     import mlx_lm.utils as mlx_lm_utils
 
     from vllm_metal.engine.mlx import gguf_model, gguf_tokenizer, precision
+
+logger = logging.getLogger(__name__)
 
 # For configs that name no limit at all: a length that every model of the last years handles.
 _FALLBACK_CONTEXT_LENGTH = 4096
@@ -53,14 +57,15 @@ class LoadedModel:
 
 
 def load(
-    path: Path, *, dtype: str = "auto", tokenizer_path: Path | None = None, chat_template: str | None = None
+    path: Path, *, dtype: str = "auto", tokenizer_path: Path | None = None, chat_template: str = ""
 ) -> LoadedModel:
     """Load the model at `path`, a folder or a GGUF file.
 
     `dtype` is "auto" or one of `precision.DTYPES`. `tokenizer_path` is a folder whose tokenizer replaces the
-    model's own, `chat_template` the text of a template that does. Raises NotAModel where files are missing or
-    damaged and UnsupportedModel where this version cannot run them.
+    model's own, `chat_template` a template that does or the path of one. Raises NotAModel where files are
+    missing or damaged, UnsupportedModel where this version cannot run them, ConfigError for a bad template.
     """
+    template = chat_templates.read(chat_template) if chat_template else None
     requested_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
     if path.is_dir():
         model, config, quantization, generation_config = _load_folder(path)
@@ -76,9 +81,11 @@ def load(
         raise NotAModel(f"`{path}` does not exist")
 
     if tokenizer_path is None and path.is_file():
-        tokenizer = gguf_tokenizer.load_tokenizer(file, chat_template=chat_template)
+        tokenizer = gguf_tokenizer.load_tokenizer(file, chat_template=template)
     else:
-        tokenizer = _load_tokenizer(tokenizer_path or path, eos_token_ids, chat_template)
+        tokenizer = _load_tokenizer(tokenizer_path or path, eos_token_ids, template)
+    if template is not None:
+        chat_templates.check(tokenizer.template_renderer, chat_template)
     _fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
     return LoadedModel(
         model=model,
@@ -206,7 +213,13 @@ def _generation_defaults(generation_config: dict[str, Any]) -> dict[str, float]:
     if generation_config.get("do_sample") is False:
         return {}
     names = ("temperature", "top_p", "top_k")
-    return {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    try:
+        SamplingParams(**defaults)
+    except (InvalidRequest, TypeError) as exc:
+        logger.warning("the sampling defaults of `generation_config.json` are ignored: %s", exc)
+        return {}
+    return defaults
 
 
 def _quantization_name(config: dict[str, Any]) -> str | None:

@@ -10,26 +10,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from vllm_metal.api.openai import RENDERING_PARAMETERS
 from vllm_metal.engine.mlx.detokenizer import Detokenizer, TokenBytes
-from vllm_metal.errors import InvalidRequest
-
-# Parameters of transformers' `apply_chat_template` that a request's template variables must not reach.
-_RESERVED_VARIABLES = frozenset(
-    {
-        "chat_template",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "sanitize_control_tokens",
-        "tokenize",
-        "tokenizer_kwargs",
-        "truncation",
-    }
-)
+from vllm_metal.errors import InvalidRequest, PromptTooLong
 
 
 class Tokenizer:
@@ -44,7 +27,7 @@ class Tokenizer:
     ) -> None:
         if chat_template is not None:
             tokenizer.chat_template = chat_template
-        self._template_renderer = tokenizer
+        self.template_renderer = tokenizer
         # Encoding goes to the backend itself: transformers would set padding and truncation on every call,
         # which fails while another thread reads.
         self.backend = tokenizer.backend_tokenizer
@@ -54,25 +37,54 @@ class Tokenizer:
         own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.eos_token_ids = frozenset(eos_token_ids).union(own_eos)
         self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
+        # In the vocabulary's spelling, which never takes fewer bytes than the text.
+        self._max_token_bytes = max(len(token.encode()) for token in self.backend.get_vocab())
 
     @property
     def has_chat_template(self) -> bool:
-        return self._template_renderer.chat_template is not None
+        return self.template_renderer.chat_template is not None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; raises InvalidRequest where it is not valid Unicode."""
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        param: str = "prompt",
+    ) -> list[int]:
+        """Token ids of `text`, which its sender calls `param`.
+
+        Raises InvalidRequest where it is not valid Unicode, and PromptTooLong, without the work of encoding,
+        for a text that cannot but have more than `max_tokens`.
+        """
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except TypeError as exc:  # a lone surrogate, which JSON can spell
-            raise InvalidRequest("the text is not valid Unicode: it holds half a surrogate pair") from exc
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError as exc:  # a lone surrogate, which JSON can spell
+            raise InvalidRequest(
+                "the text is not valid Unicode: it holds half a surrogate pair", param=param
+            ) from exc
+        if max_tokens is not None and num_bytes > max_tokens * self._max_token_bytes:
+            raise PromptTooLong(
+                f"the prompt has {num_bytes} bytes, which no {max_tokens} tokens of this model can hold",
+                param=param,
+            )
+        # A batch of one, because only for a batch the backend lets other threads run.
+        [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
+        **variables: Any,
     ) -> list[int]:
         """Token ids of the rendered messages; `variables` (`tools` and the like) are the template's own.
 
-        Raises InvalidRequest when the model has no template or its template refuses the messages.
+        Raises InvalidRequest when the model has no template or its template refuses the messages, and
+        PromptTooLong as `encode` does.
         """
         if not self.has_chat_template:
             raise InvalidRequest(
@@ -80,20 +92,20 @@ class Tokenizer:
                 param="messages",
                 hint="use `/v1/completions`, or serve the model with `--chat-template`",
             )
-        if reserved := sorted(_RESERVED_VARIABLES & variables.keys()):
+        if reserved := sorted(RENDERING_PARAMETERS & variables.keys()):
             raise InvalidRequest(
                 f"`{reserved[0]}` cannot be set as a variable of the chat template",
                 param="chat_template_kwargs",
             )
         try:
-            text = self._template_renderer.apply_chat_template(
+            text = self.template_renderer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **variables
             )
         # The template is the model's program over the client's messages: any failure means they do not fit.
         except Exception as exc:
             raise InvalidRequest(f"the chat template refused the messages: {exc}", param="messages") from exc
         # The template wrote the special tokens already.
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens, param="messages")
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of `token_ids` without special tokens."""
