@@ -47,7 +47,7 @@ def make_core(
     *,
     mode: str = "split",
     overlap: bool = False,
-    buckets: bool = False,
+    static: bool = False,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
     kv_budget_bytes: int = 1 << 40,
@@ -62,9 +62,13 @@ def make_core(
         layers = layer_shapes(model)
         assert layers is not None
         kv = SlotKVCacheManager(
-            slot_spec(layers), kv_budget_bytes, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+            slot_spec(layers),
+            kv_budget_bytes,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            compact=not static,
         )
-        runner: Any = FusedRunner(model, layers, kv, sampler, buckets=buckets)
+        runner: Any = FusedRunner(model, layers, kv, sampler, static=static)
     else:
         kv = RectangularKVCacheManager(kv_cache.measure(model), kv_budget_bytes)
         runner = SplitRunner(model, sampler, batched=mode == "split")

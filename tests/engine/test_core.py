@@ -136,10 +136,19 @@ def test_a_failed_step_is_computed_again(make_core, caplog):
     assert "computing its requests again" in caplog.text
 
 
-def test_a_step_that_fails_twice_running_is_raised(make_core):
-    core = make_core({"r": "hello"}, fails_in={3, 4})
+@pytest.mark.parametrize("prompt", [[1], [1] * 40])
+def test_a_request_that_fails_again_before_it_got_a_token_is_raised(make_core, prompt):
+    """Also where the chunks before its last one are computed without a fault."""
+    last_chunk = -(-len(prompt) // 16)
+    core = make_core({"r": "hello"}, fails_in={last_chunk, 2 * last_chunk})
     with pytest.raises(RuntimeError, match="out of memory"):
-        answer(core, request("r", [1]))
+        answer(core, request("r", prompt))
+    assert core.runner.num_steps == 2 * last_chunk
+
+
+def test_a_failure_after_progress_is_another_failure(make_core):
+    core = make_core({"r": "hello"}, fails_in={2, 5, 8})
+    assert answer(core, request("r", [1]))["r"].text == "hello"
 
 
 def test_an_aborted_request_is_dropped_at_the_next_step_even_when_nothing_else_runs(make_core):

@@ -16,8 +16,10 @@ def make_request(num_tokens: int, max_tokens: int = 1) -> Request:
     return Request("r", [1] * num_tokens, SamplingParams(), max_tokens=max_tokens, seed=0)
 
 
-def make_manager(budget_bytes: int, *, max_num_seqs: int = 16) -> SlotKVCacheManager:
-    return SlotKVCacheManager(SPEC, budget_bytes, max_num_seqs=max_num_seqs, max_model_len=8192)
+def make_manager(budget_bytes: int, *, max_num_seqs: int = 16, compact: bool = False) -> SlotKVCacheManager:
+    return SlotKVCacheManager(
+        SPEC, budget_bytes, max_num_seqs=max_num_seqs, max_model_len=8192, compact=compact
+    )
 
 
 class Slots(RuleBasedStateMachine):
@@ -28,9 +30,9 @@ class Slots(RuleBasedStateMachine):
         self.requests: list[Request] = []
         self.owners: dict[int, list[Request | None]] = {}
 
-    @initialize(budget=st.integers(8192, 200_000))
-    def start(self, budget):
-        self.manager = make_manager(budget)
+    @initialize(budget=st.integers(8192, 200_000), compact=st.booleans())
+    def start(self, budget, compact):
+        self.manager = make_manager(budget, compact=compact)
 
     @rule(num_tokens=st.integers(1, 8192), max_tokens=st.integers(1, 400))
     def join(self, num_tokens, max_tokens):
@@ -82,6 +84,9 @@ class Slots(RuleBasedStateMachine):
             slot = self.manager.slot(request)
             assert self.owners[slot.capacity][slot.row] is request
             assert request.num_tokens <= slot.capacity
+        if self.manager.compact:
+            for pool in self.manager.pools.values():
+                assert pool.num_leading_rows == len(pool.requests)
 
     @invariant()
     def nothing_is_held_for_nobody(self):
@@ -108,8 +113,18 @@ def test_a_request_gets_room_for_its_answer():
     assert manager.slot(short_answer).capacity == 2048
 
 
-def test_a_leaver_s_hole_is_filled_by_the_last_with_one_move():
+def test_a_leaver_s_row_goes_to_the_next_who_joins():
     manager = make_manager(1 << 20)
+    requests = [make_request(10) for _ in range(4)]
+    assert all(map(manager.allocate, requests))
+    manager.take_changes()
+    manager.free(requests[1])
+    assert manager.allocate(make_request(10))
+    assert manager.take_changes() == []
+
+
+def test_compact_a_leaver_s_row_is_filled_by_the_last_with_one_move():
+    manager = make_manager(1 << 20, compact=True)
     requests = [make_request(10) for _ in range(4)]
     assert all(map(manager.allocate, requests))
     manager.take_changes()

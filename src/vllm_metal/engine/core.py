@@ -71,7 +71,7 @@ class EngineCore:
         self.overlap = overlap
         self._requests: dict[str, Request] = {}
         self._in_flight: _Flight | None = None
-        self._failed_before = False
+        self._recomputing: set[Request] = set()
         self._read_at_s = 0.0
         self._num_steps = 0
         self._prompt_tokens = 0
@@ -91,17 +91,21 @@ class EngineCore:
         return self._in_flight is not None or self.scheduler.has_work()
 
     def step(self) -> list[RequestOutput]:
-        """Launch a step, read one, and say what came of it. Raises when two steps running have failed."""
+        """Launch a step, read one, and say what came of it.
+
+        When a step fails, its requests are computed again. Raises if one fails again before it got a token.
+        """
         try:
             launched = self._launch()
             flight, self._in_flight = (self._in_flight, launched) if self.overlap else (launched, None)
             computed = self._read(flight) if flight else ModelRunnerOutput()
         except Exception:
-            if self._failed_before:
+            running = set(self.scheduler.running)
+            if not running or running & self._recomputing:
                 raise
             # Out of memory is the usual cause, and dropping all KV its usual cure.
             logger.exception("a step failed; computing its requests again")
-            self._failed_before = True
+            self._recomputing = running
             self._in_flight = None
             self.scheduler.preempt_all()
             self.runner.reset()
@@ -142,7 +146,6 @@ class EngineCore:
         scheduled = flight.scheduled
         self.scheduler.pace.observe(scheduled.num_decodes, scheduled.num_prefill_tokens, duration_s)
         self._read_at_s = now_s
-        self._failed_before = False
         self._num_steps += 1
         return computed
 
@@ -152,6 +155,7 @@ class EngineCore:
             return None
         request.token_ids.append(token_id)
         request.num_pending_tokens -= 1
+        self._recomputing.discard(request)
         self._generation_tokens += 1
         if request.num_output_tokens == 1:
             self._prompt_tokens += request.num_prompt_tokens
@@ -170,4 +174,5 @@ class EngineCore:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self.scheduler.finish(request, reason)
         self.output_processor.remove(request)
+        self._recomputing.discard(request)
         del self._requests[request.request_id]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec
@@ -38,28 +37,48 @@ class Move(NamedTuple):
     target: Slot
 
 
-@dataclass(slots=True)
 class SlotPool:
-    """Requests sit in the first rows, without holes."""
+    """A request a row; None where a row is free."""
 
-    capacity: int
-    num_slots: int = 0
-    requests: list[Request] = field(default_factory=list)
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.rows: list[Request | None] = []
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.rows)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for request in self.rows if request is not None]
+
+    @property
+    def num_leading_rows(self) -> int:
+        """Rows up to the last that is taken."""
+        return max((row + 1 for row, request in enumerate(self.rows) if request is not None), default=0)
 
 
 class SlotKVCacheManager:
     """Grants slots within `budget_bytes`.
 
-    A request that outgrows its slot moves to the next larger pool. The hole that a request leaves is filled
-    by the pool's last one. `take_changes` gives what the runner must do to its arrays, in order, before it
+    A request that outgrows its slot moves to the next larger pool. A leaver's row stays free until someone
+    joins: with `compact` the last one moves into it at once, which is right where computing an idle row costs
+    more than copying one. `take_changes` gives what the runner must do to its arrays, in order, before it
     computes the next step.
     """
 
     def __init__(
-        self, spec: KVCacheSpec, budget_bytes: int, *, max_num_seqs: int, max_model_len: int
+        self,
+        spec: KVCacheSpec,
+        budget_bytes: int,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        compact: bool = False,
     ) -> None:
         self.spec = spec
         self.budget_bytes = budget_bytes
+        self.compact = compact
         smallest = next(
             (
                 capacity
@@ -94,8 +113,9 @@ class SlotKVCacheManager:
         pool = self._pool_with_room(request)
         if pool is None:
             return False
-        target = Slot(pool.capacity, len(pool.requests))
-        pool.requests.append(request)
+        held = self._slots.get(request)  # making room may have moved it
+        target = Slot(pool.capacity, pool.rows.index(None))
+        pool.rows[target.row] = request
         if held is not None:
             self._changes.append(Move(held, target))
             self._leave(held)
@@ -120,29 +140,26 @@ class SlotKVCacheManager:
         for num_tokens in (request.num_tokens + headroom, request.num_tokens):
             index = min(bisect_left(self._capacities, num_tokens), len(self._capacities) - 1)
             pool = self.pools[self._capacities[index]]
-            if len(pool.requests) < pool.num_slots or self._grow(pool):
+            if None in pool.rows or self._grow(pool):
                 return pool
         return None
 
     def _leave(self, slot: Slot) -> None:
         pool = self.pools[slot.capacity]
-        last = pool.requests.pop()
-        last_row = len(pool.requests)
-        if slot.row != last_row:
-            pool.requests[slot.row] = last
-            self._slots[last] = slot
-            self._changes.append(Move(Slot(slot.capacity, last_row), slot))
+        pool.rows[slot.row] = None
+        if self.compact:
+            self._pack(pool)
         # Every slot takes part in every decode, and shrinking copies those that stay: so not too soon.
-        if 4 * len(pool.requests) <= pool.num_slots:
-            self._resize(pool, _slot_count(2 * len(pool.requests)))
+        num_requests = len(pool.requests)
+        if 4 * num_requests <= pool.num_slots:
+            self._resize(pool, _slot_count(2 * num_requests))
 
     def _grow(self, pool: SlotPool) -> bool:
         """One slot more at least; many at once if there is room, so that growing is rare."""
-        num_requests = len(pool.requests)
         for give_back in (False, True):
             if give_back:
                 self._give_back(pool)
-            for num_slots in (_slot_count(num_requests + 1), num_requests + 1):
+            for num_slots in (_slot_count(pool.num_slots + 1), pool.num_slots + 1):
                 if self.used_bytes + self._bytes(pool, num_slots - pool.num_slots) <= self.budget_bytes:
                     self._resize(pool, num_slots)
                     return True
@@ -150,13 +167,26 @@ class SlotKVCacheManager:
 
     def _give_back(self, wanting: SlotPool) -> None:
         for pool in self.pools.values():
-            if pool is not wanting and pool.num_slots > len(pool.requests):
+            if pool is not wanting:
                 self._resize(pool, len(pool.requests))
 
     def _resize(self, pool: SlotPool, num_slots: int) -> None:
-        if num_slots != pool.num_slots:
-            pool.num_slots = num_slots
-            self._changes.append(Resize(pool.capacity, num_slots))
+        if num_slots < pool.num_slots:
+            self._pack(pool)
+        elif num_slots == pool.num_slots:
+            return
+        pool.rows = (pool.rows + [None] * num_slots)[:num_slots]
+        self._changes.append(Resize(pool.capacity, num_slots))
+
+    def _pack(self, pool: SlotPool) -> None:
+        """Move the last requests into the free rows before them."""
+        while (row := pool.rows.index(None) if None in pool.rows else pool.num_slots) < pool.num_leading_rows:
+            last_row = pool.num_leading_rows - 1
+            last = pool.rows[last_row]
+            assert last is not None
+            pool.rows[row], pool.rows[last_row] = last, None
+            self._slots[last] = Slot(pool.capacity, row)
+            self._changes.append(Move(Slot(pool.capacity, last_row), Slot(pool.capacity, row)))
 
     def _bytes(self, pool: SlotPool, num_slots: int) -> int:
         return num_slots * pool.capacity * self.spec.bytes_per_token
@@ -166,10 +196,10 @@ class SlotKVCacheManager:
         seated = {
             request: Slot(pool.capacity, row)
             for pool in self.pools.values()
-            for row, request in enumerate(pool.requests)
+            for row, request in enumerate(pool.rows)
+            if request is not None
         }
         assert seated == self._slots
-        assert all(len(pool.requests) <= pool.num_slots for pool in self.pools.values())
         assert self.used_bytes <= self.budget_bytes
 
 

@@ -26,14 +26,14 @@ PROMPTS = [
 FUSED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "gpt_oss")
 
 MODES = [(name, mode) for name in tiny_models.CONFIGS for mode in ("split", "serial")]
-MODES += [(name, mode) for name in FUSED for mode in ("fused", "fused in buckets")]
+MODES += [(name, mode) for name in FUSED for mode in ("fused", "fused and static")]
 
 
 @pytest.fixture(scope="module", params=MODES, ids=lambda param: f"{param[0]}-{param[1]}")
 def case(request):
     """A tiny model, and how to run it."""
     name, mode = request.param
-    return tiny_models.make(name), {"mode": mode.split()[0], "buckets": "buckets" in mode}
+    return tiny_models.make(name), {"mode": mode.split()[0], "static": "static" in mode}
 
 
 @pytest.fixture(scope="module")

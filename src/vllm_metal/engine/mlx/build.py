@@ -98,8 +98,9 @@ def _runner(
         budget_bytes,
         max_num_seqs=config.engine.max_num_seqs,
         max_model_len=config.engine.max_model_len or context_length,
+        compact=device.is_cpu(),
     )
-    return FusedRunner(model, layers, slots, sampler, buckets=not device.is_cpu()), slots
+    return FusedRunner(model, layers, slots, sampler, static=not device.is_cpu()), slots
 
 
 def _step_bytes(model: Any, num_tokens: int) -> int:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 
 from vllm_metal.engine.mlx import head, sdpa
 from vllm_metal.engine.mlx.fused import Chunk, DecodeGroup, LayerKV, StepPlan
-from vllm_metal.engine.mlx.input_tokens import InputTokens
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.mlx.slot_arrays import LayerShape, SlotArrays
+from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.scheduler import SchedulerOutput
 from vllm_metal.engine.slot_pool import SLOT_COUNTS, SlotKVCacheManager, SlotPool
 
-#: Chunks and key lengths are rounded up to these, so that steps come in few shapes.
+#: Chunks are rounded up to these, so that steps come in few shapes.
 _CHUNK_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_KEY_STEP = 256
+_LEAST_KEY_LENGTH = 256
 
 
 class FusedRunner:
-    """`buckets` rounds shapes up: right where a new shape is dear and an idle row cheap, on a GPU."""
+    """`static` is for a device where a new shape is dear and an idle row cheap, a GPU: shapes are rounded up,
+    and steps that only decode are traced once a shape and replayed.
+    """
 
     def __init__(
         self,
@@ -31,16 +34,17 @@ class FusedRunner:
         kv: SlotKVCacheManager,
         sampler: Sampler,
         *,
-        buckets: bool,
+        static: bool,
     ) -> None:
         self.model = model
         self.kv = kv
         self.sampler = sampler
-        self.buckets = buckets
+        self.static = static
         self._layers = layers
         self._selection = head.select_rows(model)
         self._arrays = SlotArrays(layers)
         self._previous: SampledStep | None = None
+        self._decodes: dict[tuple[DecodeGroup, ...], Callable[..., Any]] = {}
         sdpa.install()
 
     def launch(self, output: SchedulerOutput) -> SampledStep:
@@ -48,14 +52,18 @@ class FusedRunner:
         scheduled = output.num_scheduled_tokens
         if not scheduled:
             mx.async_eval(self._arrays.arrays)
-            return SampledStep([], mx.array([]), mx.array([]))
-        tokens = InputTokens(self._previous)
-        positions: list[int] = []
-        sampled: dict[Request, int] = {}
-        groups = self._plan_groups(scheduled, tokens, positions, sampled)
-        chunks = self._plan_chunks(scheduled, tokens, positions, sampled)
-        plan = StepPlan(mx.array(positions), groups, chunks)
-        step = self.sampler.sample(self._forward(tokens, plan, list(sampled.values())), list(sampled))
+            return SampledStep.nothing()
+        tokens = StepTokens(self._previous)
+        rows: list[Request | None] = []
+        groups = self._plan_groups(scheduled, tokens, rows)
+        chunks = self._plan_chunks(scheduled, tokens, rows)
+        if chunks:
+            logits, rows = self._forward_selected(tokens, groups, chunks, rows)
+        elif self.static:
+            logits = self._replay(tokens, groups)
+        else:
+            logits = self._forward(tokens.pack(), tokens.previous, groups, [], self._arrays)
+        step = self.sampler.sample(logits, rows)
         mx.async_eval(step.token_ids, step.valid, self._arrays.arrays)
         self._previous = step
         return step
@@ -69,83 +77,118 @@ class FusedRunner:
     def close(self) -> None:
         """Drop every array, and the streams of this thread: one that ends with them aborts the process."""
         self.reset()
+        self._decodes.clear()
         self.model = None
         mx.synchronize()
         mx.clear_cache()
         mx.clear_streams()
 
     def _plan_groups(
-        self,
-        scheduled: dict[Request, int],
-        tokens: InputTokens,
-        positions: list[int],
-        sampled: dict[Request, int],
+        self, scheduled: dict[Request, int], tokens: StepTokens, rows: list[Request | None]
     ) -> list[DecodeGroup]:
-        """A group for each pool in which someone decodes: rows in the order of its slots."""
+        """A group for each pool in which someone decodes: a token row for each slot, in order.
+
+        `rows` gets for each token row the request that it samples for.
+        """
         groups = []
         for pool in self.kv.pools.values():
-            if not any(scheduled.get(request) == 1 for request in pool.requests):
+            decoding = [request for request in pool.requests if scheduled.get(request) == 1]
+            if not decoding:
                 continue
-            offset = len(positions)
-            num_rows = pool.num_slots if self.buckets else len(pool.requests)
-            longest = 0
-            for request in pool.requests:
-                # A row that does not decode writes where nothing is yet, or where nobody looks any more.
-                position = min(request.num_computed_tokens, pool.capacity - 1)
-                if scheduled.get(request) == 1:
-                    if request.num_remaining_tokens == 1:
-                        sampled[request] = len(positions)
-                    tokens.add(request, position, 1)
-                    longest = max(longest, position + 1)
-                else:
+            longest = max(request.num_computed_tokens for request in decoding) + 1
+            offset = len(tokens)
+            num_rows = pool.num_slots if self.static else pool.num_leading_rows
+            for request in pool.rows[:num_rows]:
+                if request is None:
                     tokens.pad(1)
-                positions.append(position)
-            idle = num_rows - len(pool.requests)
-            tokens.pad(idle)
-            positions += idle * [0]
+                    rows.append(None)
+                elif scheduled.get(request) == 1:
+                    tokens.add(request, request.num_computed_tokens, 1)
+                    rows.append(request if request.num_remaining_tokens == 1 else None)
+                else:
+                    # It writes where its next chunk will, or past its end, where nobody looks any more.
+                    tokens.pad(1, min(request.num_computed_tokens, pool.capacity - 1))
+                    rows.append(None)
             groups.append(DecodeGroup(pool.capacity, num_rows, offset, self._key_length(longest, pool)))
         return groups
 
     def _plan_chunks(
-        self,
-        scheduled: dict[Request, int],
-        tokens: InputTokens,
-        positions: list[int],
-        sampled: dict[Request, int],
+        self, scheduled: dict[Request, int], tokens: StepTokens, rows: list[Request | None]
     ) -> list[Chunk]:
         chunks = []
         for request, num_tokens in scheduled.items():
             if num_tokens == 1:
                 continue
-            slot, start, offset = self.kv.slot(request), request.num_computed_tokens, len(positions)
-            tokens.add(request, start, num_tokens)
-            if num_tokens == request.num_remaining_tokens:
-                sampled[request] = offset + num_tokens - 1
+            slot, start, offset = self.kv.slot(request), request.num_computed_tokens, len(tokens)
             padded = min(self._chunk_length(num_tokens), slot.capacity - start)
-            tokens.pad(padded - num_tokens)
-            positions += range(start, start + padded)
+            tokens.add(request, start, num_tokens)
+            tokens.pad(padded - num_tokens, start + num_tokens)
+            rows += padded * [None]
+            if num_tokens == request.num_remaining_tokens:
+                rows[offset + num_tokens - 1] = request
             chunks.append(Chunk(slot, start, padded, offset))
         return chunks
 
-    def _forward(self, tokens: InputTokens, plan: StepPlan, rows: list[int]) -> mx.array:
-        """Logits [rows, vocabulary]; there may be rows of padding at the end."""
-        rows = rows or [0]
-        if self.buckets:
-            rows = rows + (SLOT_COUNTS[bisect_left(SLOT_COUNTS, len(rows))] - len(rows)) * [rows[0]]
-        caches = [LayerKV(plan, self._arrays, layer) for layer in range(len(self._layers))]
-        with self._selection.only(mx.array(rows, mx.int32)):
-            logits: mx.array = self.model(tokens.array()[:, None], cache=caches)
-        if logits.shape[0] != len(rows):
-            logits = logits[mx.array(rows)]
+    def _forward_selected(
+        self,
+        tokens: StepTokens,
+        groups: list[DecodeGroup],
+        chunks: list[Chunk],
+        rows: list[Request | None],
+    ) -> tuple[mx.array, list[Request | None]]:
+        """Logits of the rows that sample, and whose they are; of some other row if there are none."""
+        selected = [row for row, request in enumerate(rows) if request is not None] or [0]
+        requests = [rows[row] for row in selected]
+        if self.static:
+            padding = SLOT_COUNTS[bisect_left(SLOT_COUNTS, len(selected))] - len(selected)
+            selected += padding * [0]
+            requests += padding * [None]
+        index = mx.array(selected, mx.int32)
+        with self._selection.only(index):
+            logits = self._forward(tokens.pack(), tokens.previous, groups, chunks, self._arrays)
+        return logits if len(logits) == len(selected) else logits[index], requests
+
+    def _replay(self, tokens: StepTokens, groups: list[DecodeGroup]) -> mx.array:
+        """The forward of a step that only decodes, traced the first time it has this shape."""
+        key = tuple(groups)
+        capacities = [group.capacity for group in groups]
+        if key not in self._decodes:
+
+            def decode(packed: mx.array, previous: mx.array, *flat: mx.array) -> list[mx.array]:
+                arrays = SlotArrays(self._layers)
+                arrays.put(capacities, flat)
+                return [self._forward(packed, previous, groups, [], arrays), *arrays.take(capacities)]
+
+            self._decodes[key] = mx.compile(decode)
+        logits: mx.array
+        logits, *flat = self._decodes[key](tokens.pack(), tokens.previous, *self._arrays.take(capacities))
+        self._arrays.put(capacities, flat)
+        return logits
+
+    def _forward(
+        self,
+        packed: mx.array,
+        previous: mx.array,
+        groups: list[DecodeGroup],
+        chunks: list[Chunk],
+        arrays: SlotArrays,
+    ) -> mx.array:
+        """Logits [token rows, vocabulary], or those of the selected rows."""
+        token_ids, positions = unpack(packed, previous)
+        plan = StepPlan(positions, groups, chunks)
+        caches = [LayerKV(plan, arrays, layer) for layer in range(len(self._layers))]
+        logits: mx.array = self.model(token_ids[:, None], cache=caches)
         return logits[:, 0]
 
     def _key_length(self, num_tokens: int, pool: SlotPool) -> int:
-        if not self.buckets:
+        """Rounded up by at most a quarter."""
+        if not self.static:
             return num_tokens
-        return min(-(-num_tokens // _KEY_STEP) * _KEY_STEP, pool.capacity)
+        step = max(_LEAST_KEY_LENGTH, 1 << max(0, num_tokens.bit_length() - 3))
+        return min(-(-num_tokens // step) * step, pool.capacity)
 
     def _chunk_length(self, num_tokens: int) -> int:
-        if not self.buckets:
+        if not self.static:
             return num_tokens
         index = bisect_left(_CHUNK_LENGTHS, num_tokens)
         return _CHUNK_LENGTHS[index] if index < len(_CHUNK_LENGTHS) else num_tokens

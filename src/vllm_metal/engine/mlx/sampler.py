@@ -6,7 +6,7 @@ Order, as in vLLM and Hugging Face: temperature, then top-k, then top-p over wha
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -17,23 +17,27 @@ from vllm_metal.engine.request import Request
 NUM_CANDIDATES = 256
 
 
-@dataclass(slots=True)
 class SampledStep:
-    """Tokens that the device is sampling: `token_ids` and `valid` [rows], in the order of `requests`."""
+    """Tokens that the device is sampling: `token_ids` and `valid` [rows]. Rows of no request are padding."""
 
-    requests: list[Request]
-    token_ids: mx.array
-    valid: mx.array
+    def __init__(self, rows: Sequence[Request | None], token_ids: mx.array, valid: mx.array) -> None:
+        self.row_of = {request: row for row, request in enumerate(rows) if request is not None}
+        self.token_ids = token_ids
+        self.valid = valid
+
+    @classmethod
+    def nothing(cls) -> SampledStep:
+        """A step that samples for no request."""
+        return cls([None], mx.zeros(1, mx.uint32), mx.ones(1, mx.bool_))
 
     def read(self) -> ModelRunnerOutput:
         """Wait for the tokens. A row of NaN is an error of its request."""
         output = ModelRunnerOutput()
         token_ids: list[int] = self.token_ids.tolist()  # type: ignore[assignment]
         valid: list[bool] = self.valid.tolist()  # type: ignore[assignment]
-        # Rows beyond the requests are padding.
-        for request, token_id, is_valid in zip(self.requests, token_ids, valid, strict=False):
-            if is_valid:
-                output.token_ids[request] = token_id
+        for request, row in self.row_of.items():
+            if valid[row]:
+                output.token_ids[request] = token_ids[row]
             else:
                 output.errors[request] = "the model's output for this request is not a number (NaN)"
         return output
@@ -47,37 +51,31 @@ class Sampler:
     def __init__(self, *, candidates: bool) -> None:
         self.candidates = candidates
 
-    def sample(self, logits: mx.array, requests: list[Request]) -> SampledStep:
-        """Sample `logits` [rows, vocabulary]: a row for each request, then any number of padding."""
+    def sample(self, logits: mx.array, rows: Sequence[Request | None]) -> SampledStep:
+        """Sample `logits` [rows, vocabulary] for the requests of the rows; None is a row of padding."""
         logits = logits.astype(mx.float32)
         # A NaN anywhere makes the row's sum NaN; infinities (masked tokens) are made finite first.
         valid = ~mx.isnan(mx.sum(mx.clip(logits, -1e30, 1e30), axis=-1))
         token_ids = mx.argmax(logits, axis=-1)
-        if not all(request.params.greedy for request in requests):
-            token_ids = self._sample(logits, token_ids, requests)
-        return SampledStep(requests, token_ids, valid)
+        if any(request is not None and not request.params.greedy for request in rows):
+            token_ids = self._sample(logits, token_ids, rows)
+        return SampledStep(rows, token_ids, valid)
 
-    def _sample(self, logits: mx.array, greedy: mx.array, requests: list[Request]) -> mx.array:
-        num_rows, vocab_size = logits.shape
-        params = [request.params for request in requests]
-        padding = num_rows - len(params)
-        # Greedy rows take no part in the cuts, or they could send the others to the slow path.
-        temperature = [1.0 if row.greedy else row.temperature for row in params] + padding * [1.0]
-        top_k = [vocab_size if row.greedy or row.top_k <= 0 else row.top_k for row in params]
-        top_p = [1.0 if row.greedy else row.top_p for row in params]
-        is_greedy = [row.greedy for row in params] + padding * [True]
-        uniform = mx.array([_uniform(request) for request in requests] + padding * [0.0])
-        scaled = logits / mx.array(temperature)[:, None]
-        if any(k < vocab_size for k in top_k) or any(p < 1.0 for p in top_p):
-            token_ids = self._cut_and_draw(
-                scaled,
-                mx.array(top_k + padding * [vocab_size]),
-                mx.array(top_p + padding * [1.0]),
-                uniform,
-            )
+    def _sample(self, logits: mx.array, greedy: mx.array, rows: Sequence[Request | None]) -> mx.array:
+        vocab_size = logits.shape[-1]
+        # Greedy rows and padding take no part in the cuts, or they could send the others to the slow path.
+        drawn = [request if request is not None and not request.params.greedy else None for request in rows]
+        temperature = mx.array([request.params.temperature if request else 1.0 for request in drawn])
+        top_k = [request.params.top_k if request else 0 for request in drawn]
+        top_p = [request.params.top_p if request else 1.0 for request in drawn]
+        uniform = mx.array([_uniform(request) if request else 0.0 for request in drawn])
+        scaled = logits / temperature[:, None]
+        if any(0 < k < vocab_size for k in top_k) or any(p < 1.0 for p in top_p):
+            bounded = [k if k > 0 else vocab_size for k in top_k]
+            token_ids = self._cut_and_draw(scaled, mx.array(bounded), mx.array(top_p), uniform)
         else:
-            token_ids = _draw(scaled, mx.full((num_rows,), -mx.inf), uniform)
-        return mx.where(mx.array(is_greedy), greedy, token_ids)
+            token_ids = _draw(scaled, mx.full((len(rows),), -mx.inf), uniform)
+        return mx.where(mx.array([request is None for request in drawn]), greedy, token_ids)
 
     def _cut_and_draw(
         self, scaled: mx.array, top_k: mx.array, top_p: mx.array, uniform: mx.array
@@ -138,7 +136,5 @@ def _uniform(request: Request) -> float:
 
     The top 24 bits of BLAKE2b: all that a float32 in [0, 1) can hold.
     """
-    if request.params.greedy:
-        return 0.0
     key = f"{request.seed}:{request.num_sampled_tokens}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=3).digest()) / (1 << 24)

@@ -1,25 +1,18 @@
 """The one name of mlx-lm that is replaced: its models' `scaled_dot_product_attention`.
 
-The replacement looks at the cache it is given. One of ours attends for itself; any other goes to mlx-lm's own
-function, so that models of both kinds may share a module.
+The replacement looks at the cache it is given. One that has a method `attend` attends for itself; any other
+goes to mlx-lm's own function, so that models of both kinds may share a module.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
 
 _original = base.scaled_dot_product_attention
-
-
-@runtime_checkable
-class AttendingCache(Protocol):
-    """A cache that holds keys and values in a form of its own and attends to them itself."""
-
-    def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array: ...
 
 
 def install() -> None:
@@ -39,7 +32,10 @@ def _routed(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    if isinstance(cache, AttendingCache):
-        return cache.attend(queries, scale=scale, mask=mask, sinks=sinks)
-    result: mx.array = _original(queries, keys, values, cache, scale, mask, sinks)
-    return result
+    attend = getattr(cache, "attend", None)
+    output: mx.array
+    if attend is None:
+        output = _original(queries, keys, values, cache, scale, mask, sinks)
+    else:
+        output = attend(queries, scale=scale, mask=mask, sinks=sinks)
+    return output

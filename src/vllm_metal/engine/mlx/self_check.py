@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.mlx import kv_cache, twin
+from vllm_metal.engine.mlx import device, kv_cache, twin
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import SampledStep
@@ -71,9 +72,9 @@ def agrees(model: Any, mode: Mode, vocab_size: int) -> bool:
             runner.launch(SchedulerOutput(scheduled))
             for request, num_tokens in scheduled.items():
                 request.num_computed_tokens += num_tokens
-            for row, request in enumerate(recorder.requests):
+            for request, logits in recorder.logits.items():
                 which = requests.index(request)
-                differences.append((expected[which][request.num_computed_tokens - 1], recorder.logits[row]))
+                differences.append((expected[which][request.num_computed_tokens - 1], logits))
                 # The next token is not what was sampled but what the text says.
                 request.token_ids = texts[which][: request.num_computed_tokens + 1]
         tolerance = _TOLERANCE_FLOAT32 if expected[0].dtype == mx.float32 else _TOLERANCE_HALF
@@ -88,12 +89,11 @@ class _Recorder:
     """In the place of a sampler: keeps the logits of the last step."""
 
     def __init__(self) -> None:
-        self.logits = mx.array([])
-        self.requests: list[Request] = []
+        self.logits: dict[Request, mx.array] = {}
 
-    def sample(self, logits: mx.array, requests: list[Request]) -> SampledStep:
-        self.logits, self.requests = logits, requests
-        return SampledStep(requests, mx.zeros(len(requests), mx.int32), mx.ones(len(requests), mx.bool_))
+    def sample(self, logits: mx.array, rows: Sequence[Request | None]) -> SampledStep:
+        self.logits = {request: logits[row] for row, request in enumerate(rows) if request is not None}
+        return SampledStep(rows, mx.zeros(len(rows), mx.uint32), mx.ones(len(rows), mx.bool_))
 
 
 def _runner(model: Any, mode: Mode, recorder: Any) -> FusedRunner | SplitRunner | None:
@@ -104,7 +104,7 @@ def _runner(model: Any, mode: Mode, recorder: Any) -> FusedRunner | SplitRunner 
     if layers is None:
         return None
     kv = SlotKVCacheManager(slot_spec(layers), 1 << 60, max_num_seqs=1024, max_model_len=64)
-    return FusedRunner(model, layers, kv, recorder, buckets=False)
+    return FusedRunner(model, layers, kv, recorder, static=not device.is_cpu())
 
 
 def _close(own: mx.array, got: mx.array, tolerance: float) -> bool:

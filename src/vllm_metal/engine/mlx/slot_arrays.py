@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -55,6 +56,16 @@ class SlotArrays:
                     kept = min(num_slots, old.shape[0])
                     new[:kept] = old[:kept]
                 pools[capacity] = new
+
+    def take(self, capacities: Sequence[int]) -> list[mx.array]:
+        """Remove the arrays of these pools and return them, so that nothing else holds them."""
+        return [pools.pop(capacity) for capacity in capacities for pools in (*self.keys, *self.values)]
+
+    def put(self, capacities: Sequence[int], arrays: Sequence[mx.array]) -> None:
+        """The reverse of `take`."""
+        places = [(pools, capacity) for capacity in capacities for pools in (*self.keys, *self.values)]
+        for (pools, capacity), array in zip(places, arrays, strict=True):
+            pools[capacity] = array
 
     @property
     def arrays(self) -> list[mx.array]:

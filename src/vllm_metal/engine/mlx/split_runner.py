@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 
 from vllm_metal.engine.mlx import kv_cache
-from vllm_metal.engine.mlx.input_tokens import InputTokens
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
+from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.scheduler import SchedulerOutput
 
@@ -37,7 +37,7 @@ class SplitRunner:
                 self._prefill(request, num_prefill)
             if samples:
                 rows.append(request)
-        step = self._decode(rows) if rows else SampledStep([], mx.array([]), mx.array([]))
+        step = self._decode(rows) if rows else SampledStep.nothing()
         # Cache metadata too is evaluated at every step: left lazy, it grows into one graph of many steps.
         held = [self._batch.caches, *self._caches.values()]
         mx.async_eval(step.token_ids, step.valid, [cache.state for caches in held for cache in caches])
@@ -79,10 +79,11 @@ class SplitRunner:
 
     def _forward(self, rows: list[Request], caches: kv_cache.LayerCaches) -> mx.array:
         """Logits [rows, vocabulary] of each request's last token."""
-        tokens = InputTokens(self._previous)
+        tokens = StepTokens(self._previous)
         for request in rows:
             tokens.add(request, request.num_tokens - 1, 1)
-        logits: mx.array = self.model(tokens.array()[:, None], cache=caches)[:, -1]
+        token_ids, _ = unpack(tokens.pack(), tokens.previous)
+        logits: mx.array = self.model(token_ids[:, None], cache=caches)[:, -1]
         return logits
 
     def _caches_of(self, request: Request) -> kv_cache.LayerCaches:
