@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from scripted_server import DEADLINE_S, Script, chunk, event, refuses, replies, serving, streams, streams_raw
+from terminal import Terminal, on_terminal
 
 RUN = "from vllm_metal.cli.main import main; main()"
-# A terminal is handed down by its device; the child must claim it to get Ctrl-C from it.
-ON_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
 
 USER = {"role": "user", "content": "Hello"}
 
@@ -221,76 +217,15 @@ def test_ctrl_c_stops_the_question(server: Script, environment: dict[str, str]) 
 # A conversation
 
 
-class Terminal:
-    """The user's side of a pseudo-terminal: types, and waits for what it shows."""
-
-    def __init__(self, process: subprocess.Popen[bytes], device: int) -> None:
-        self._process = process
-        self._device = device
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.raw = ""
-
-    def type(self, keys: str) -> None:
-        os.write(self._device, keys.encode())
-
-    def expect(self, text: str) -> str:
-        """Wait for `text`; returns what came before it, and forgets both."""
-        deadline = time.monotonic() + DEADLINE_S
-        while text not in self.raw:
-            assert self._read(deadline), f"no {text!r} in {self.raw!r}"
-        before, _, self.raw = self.raw.partition(text)
-        return before
-
-    def prompt(self) -> str:
-        """Wait until it asks for input: only then does it switch on bracketed paste."""
-        return plain(self.expect("\x1b[?2004h"))
-
-    def exit_code(self) -> int:
-        deadline = time.monotonic() + DEADLINE_S
-        while self._read(deadline):
-            pass
-        return self._process.wait(DEADLINE_S)
-
-    def _read(self, deadline: float) -> bool:
-        ready, _, _ = select.select([self._device], [], [], max(0, deadline - time.monotonic()))
-        if not ready:
-            return False
-        try:
-            data = os.read(self._device, 65536)
-        except OSError:  # Linux's end of file: nobody holds the other side.
-            return False
-        self.raw += self._decoder.decode(data)
-        return bool(data)
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>78]", "", text).replace("\r\n", "\n")
-
-
 @pytest.fixture
 def talk(environment: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
     """Start `metal chat` on a terminal and wait for its first prompt."""
-    started: list[tuple[subprocess.Popen[bytes], int]] = []
+    with ExitStack() as terminals:
 
-    def start(*arguments: str, stdout: int | None = None) -> Terminal:
-        ours, theirs = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, "-c", ON_TERMINAL + RUN, "chat", *arguments],
-            stdin=theirs,
-            stdout=theirs if stdout is None else stdout,
-            stderr=theirs,
-            env=environment,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        started.append((process, ours))
-        return Terminal(process, ours)
+        def start(*arguments: str, stdout: int | None = None) -> Terminal:
+            return terminals.enter_context(on_terminal("chat", *arguments, env=environment, stdout=stdout))
 
-    yield start
-    for process, device in started:
-        process.kill()
-        process.wait()
-        os.close(device)
+        yield start
 
 
 Talk = Callable[..., Terminal]

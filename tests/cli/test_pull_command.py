@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pty
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fake_hub import FakeHub, Repository
+from terminal import on_terminal
 from vllm_metal.hub.aliases import ALIASES
 
 METAL = Path(sys.executable).with_name("metal")
@@ -60,26 +61,16 @@ def test_path_on_stdout_and_plain_lines_on_stderr(tmp_path: Path, hub: FakeHub, 
 
 
 def test_bar_on_a_terminal(tmp_path: Path, endpoint: str) -> None:
-    ours, theirs = pty.openpty()
-    env = environ(tmp_path, HF_ENDPOINT=endpoint, TERM="xterm", COLUMNS="120")
+    env = environ(tmp_path, HF_ENDPOINT=endpoint, TERM="xterm")
     env.pop("NO_COLOR", None)
-    process = subprocess.Popen([METAL, "pull", "org/model"], env=env, stdout=subprocess.PIPE, stderr=theirs)
-    os.close(theirs)
-    screen = b""
-    with process:
-        # The terminal ends with an error once its last writer has gone.
-        while chunk := _read(ours):
-            screen += chunk
-    os.close(ours)
-    assert "downloading `org/model` \x1b[" in screen.decode()  # a coloured bar follows
-    assert "30.0/30.0 kB" in screen.decode()
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:
-        return b""
+    with on_terminal("pull", "org/model", env=env) as terminal:
+        terminal.expect("looking up `org/model`\r\ndownloading `org/model`\r\n")
+        assert terminal.exit_code() == 0
+        screen = terminal.raw
+    assert "\x1b[" in screen  # a coloured bar
+    assert "30.0/30.0 kB" in screen
+    assert re.search(r"…|\.\.\.", screen) is None  # nothing of it cut
+    assert screen.count("\x1b[?25l") == screen.count("\x1b[?25h") == 1  # the cursor is back
 
 
 def test_error_and_hint(tmp_path: Path) -> None:

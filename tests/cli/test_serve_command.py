@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
+import tiny_folder
+from fake_hub import FakeHub, Repository
 from server_process import METAL, ServerProcess
+from terminal import on_terminal
+from vllm_metal.cli.serve import SETTING_OF, serve
 from vllm_metal.service import launchd
 
 
@@ -38,7 +45,7 @@ def test_a_port_in_use_names_who_has_it(server):
     done = _serve("smollm2", "--port", port)
     assert done.returncode == 1
     assert f"error: port {port} is used by `metal` (pid {server.pid})" in done.stderr
-    assert f"--port {int(port) + 1}" in done.stderr
+    assert f"hint: choose another with `--port {int(port) + 1}`" in done.stderr
 
 
 def test_no_hub_names_a_model_that_needs_none(closed_port):
@@ -84,3 +91,51 @@ def test_under_launchd_a_missing_hub_leaves_the_server_up_with_the_reason(closed
         assert (status, health["status"]) == (503, "failed")
         assert "hub can't be reached" in health["detail"]
         assert process.stop() == 0
+
+
+def test_every_option_sets_a_setting():
+    assert inspect.signature(serve).parameters.keys() - SETTING_OF.keys() == {"config"}
+
+
+def test_a_terminal_shows_the_download_and_then_only_that_it_serves(tmp_path):
+    folder = tiny_folder.save(tmp_path / "tiny")
+    hub = FakeHub()
+    hub.repositories["org/tiny"] = Repository({file.name: file.read_bytes() for file in folder.iterdir()})
+    with hub.serving() as endpoint:
+        env = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub"), "TERM": "xterm"}
+        with on_terminal("serve", "org/tiny", "--port", "0", env=env) as terminal:
+            terminal.expect("downloading `org/tiny`\r\n")
+            shown = terminal.expect("serving `org/tiny` on http://127.0.0.1:")
+            assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1
+            assert terminal.expect("\r\n").endswith("/v1")
+            assert terminal.is_silent_for(0.5)
+            terminal.type("\x03")
+            assert terminal.exit_code() == 0
+
+
+@pytest.fixture
+def endless_load(tmp_path: Path) -> list[str]:
+    """Arguments of a load that never ends: its template comes from a pipe that nobody writes to."""
+    template = tmp_path / "template.jinja"
+    os.mkfifo(template)
+    return [str(tiny_folder.save(tmp_path / "tiny")), "--chat-template", str(template)]
+
+
+def wait_for(process: ServerProcess, field: str, value: str) -> None:
+    deadline = time.monotonic() + 30
+    while process.get("/health")[1][field] != value:
+        assert time.monotonic() < deadline
+
+
+def test_stopping_does_not_wait_for_a_load(endless_load):
+    with ServerProcess(*endless_load, env={"METAL_SERVER_DRAIN_TIMEOUT": "0"}) as process:
+        wait_for(process, "stage", "loading `tiny`")
+        assert process.stop() == 0
+
+
+def test_a_second_interrupt_does_not_wait_for_a_load(endless_load):
+    with ServerProcess(*endless_load, env={}) as process:
+        wait_for(process, "stage", "loading `tiny`")
+        process.process.send_signal(signal.SIGINT)
+        wait_for(process, "status", "draining")
+        assert process.stop(signal.SIGINT) == 130

@@ -173,13 +173,17 @@ def test_keys(headers: dict[str, str], status: int) -> None:
         assert reply.headers["WWW-Authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("path", ["/version", "/ping", "/v1/nothing", CHAT])
-def test_all_but_health_needs_a_key(path: str) -> None:
+@pytest.mark.parametrize("path", ["/version", "/v1/models", "/v1/nothing", CHAT])
+def test_all_but_probes_need_a_key(path: str) -> None:
     assert ask("GET", path, api_keys=("key",)).status == 401
 
 
-def test_health_needs_no_key() -> None:
-    assert ask("GET", "/health", api_keys=("key",)).status == 503
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_probes_need_no_key_and_stay_out_of_the_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "vllm_metal")
+    assert ask("GET", path, api_keys=("key",)).status == 503
+    [line] = [record for record in caplog.records if f"GET {path} 503" in record.message]
+    assert line.levelno == logging.DEBUG
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,16 +73,12 @@ def chat(
             Repl(conversation).run()
 
 
-@contextmanager
-def _local(model: str | None, config: Config) -> Iterator[Client]:
+def _local(model: str | None, config: Config) -> AbstractContextManager[Client]:
     """A client of `model`, else the configured default, loaded into this process until the exit."""
     from vllm_metal.cli.progress import pull_progress
     from vllm_metal.server.local import LocalClient
 
-    with ExitStack() as stack:
-        with pull_progress() as on_progress:
-            client = stack.enter_context(LocalClient(model or config.models.default, config, on_progress))
-        yield client
+    return LocalClient(model or config.models.default, config, pull_progress)
 
 
 def _remote(url: str | None, api_key: str | None, config: Config) -> AbstractContextManager[Client]:

@@ -45,6 +45,7 @@ def plain_lines(clock: Callable[[], float] = time.monotonic) -> OnProgress:
 
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
+    """A line for each stage, and while it counts bytes a bar below; nothing before the first stage."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -56,23 +57,31 @@ def _bar() -> Iterator[OnProgress]:
     )
 
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        BarColumn(bar_width=25),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        stage = ""
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    stage = ""
 
-        def show(progress: PullProgress) -> None:
-            nonlocal stage
-            total = progress.total_bytes or None
-            if progress.stage != stage:
-                stage = progress.stage
-                for finished in bar.task_ids:
-                    bar.remove_task(finished)
-                bar.add_task(stage, total=total)
-            bar.update(bar.task_ids[-1], completed=progress.done_bytes, total=total)
+    def show(progress: PullProgress) -> None:
+        nonlocal stage
+        if progress.stage != stage:
+            stage = progress.stage
+            bar.stop()
+            for finished in bar.task_ids:
+                bar.remove_task(finished)
+            printer.note(stage)
+        if not progress.total_bytes:
+            return
+        if not bar.task_ids:
+            bar.add_task("", total=progress.total_bytes)
+            bar.start()
+        bar.update(bar.task_ids[-1], completed=progress.done_bytes)
 
+    try:
         yield show
+    finally:
+        bar.stop()

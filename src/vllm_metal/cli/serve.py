@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +15,9 @@ from vllm_metal.cli import printer
 from vllm_metal.config import SETTINGS
 from vllm_metal.errors import ConfigError, MetalError
 
+# For closing, beyond what draining takes and after a second Ctrl-C.
+_CLOSING_S = 2.0
+
 
 def _option(key: str) -> OptionInfo:
     """The option of a setting: what the setting says of itself."""
@@ -20,6 +25,10 @@ def _option(key: str) -> OptionInfo:
     many = "; may be repeated" if setting.kind is tuple else ""
     option: OptionInfo = typer.Option(help=f"{setting.doc}{many}.", rich_help_panel=setting.section.title())
     return option
+
+
+#: The setting that each parameter of `serve` is for.
+SETTING_OF = {each.option.lstrip("-").replace("-", "_").lower(): key for key, each in SETTINGS.items()}
 
 
 def serve(
@@ -56,29 +65,8 @@ def serve(
 
     Every option is also a key of the configuration file; see `metal config show`.
     """
-    flags = {
-        "server.host": host,
-        "server.port": port,
-        "server.api_keys": api_key,
-        "server.uds": uds,
-        "server.ssl_certfile": ssl_certfile,
-        "server.ssl_keyfile": ssl_keyfile,
-        "server.ssl_ca_certs": ssl_ca_certs,
-        "server.ssl_cert_reqs": ssl_cert_reqs,
-        "models.default": model,
-        "models.served_names": served_model_name,
-        "models.revision": revision,
-        "models.tokenizer": tokenizer,
-        "models.chat_template": chat_template,
-        "engine.dtype": dtype,
-        "engine.device": device,
-        "engine.max_model_len": max_model_len,
-        "engine.max_num_seqs": max_num_seqs,
-        "engine.max_num_batched_tokens": max_num_batched_tokens,
-        "engine.gpu_memory_utilization": gpu_memory_utilization,
-        "engine.seed": seed,
-        "log.level": log_level,
-    }
+    given = locals()
+    flags = {key: given[parameter] for parameter, key in SETTING_OF.items() if parameter in given}
     from vllm_metal.service import launchd
 
     try:
@@ -108,9 +96,19 @@ def _run(path: Path | None, flags: Mapping[str, object]) -> int:
     from vllm_metal.service import launchd
 
     async def main() -> int:
-        with pull_progress() as on_progress:
-            manager = ModelManager(config, persistent=launchd.is_parent(), on_progress=on_progress)
-            return await run.serve(config, manager, _say_listening)
+        manager = ModelManager(config, persistent=launchd.is_parent(), show_progress=pull_progress)
+
+        def say_ready(urls: list[str]) -> None:
+            path = "" if config.server.uds else "/v1"
+            printer.note(f"serving `{manager.served_names[0]}` on {urls[0]}{path}")
+
+        def bound_stopping(exit_code: int) -> None:
+            drain_s = config.server.drain_timeout if exit_code == run.STOPPED else 0.0
+            _exit_within(drain_s + _CLOSING_S, exit_code)
+
+        return await run.serve(
+            config, manager, on_listening=_say_listening, on_ready=say_ready, on_stopping=bound_stopping
+        )
 
     exit_code = asyncio.run(main())
     launchd.clear_reason()
@@ -119,3 +117,10 @@ def _run(path: Path | None, flags: Mapping[str, object]) -> int:
 
 def _say_listening(urls: list[str]) -> None:
     printer.note(f"listening on {' and '.join(urls)}")
+
+
+def _exit_within(seconds: float, exit_code: int) -> None:
+    """Nothing may hold up the end for longer: neither a load nor a download can be told to stop."""
+    timer = threading.Timer(seconds, os._exit, (exit_code,))
+    timer.daemon = True
+    timer.start()

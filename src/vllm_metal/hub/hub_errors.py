@@ -14,7 +14,7 @@ from vllm_metal.hub.names import HubSource
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
-_NO_HUB_HINT = "check the network, or run `metal serve smollm2`: a small model that needs no hub"
+_NEEDS_NO_HUB = "`smollm2`, which needs no hub: `metal serve smollm2`, `metal chat --local smollm2`"
 
 
 @contextmanager
@@ -39,13 +39,15 @@ def _translate(exc: Exception, source: HubSource) -> MetalError:
             case OfflineModeIsEnabled():
                 return DownloadError(
                     f"`{source}` is not on disk, and `HF_HUB_OFFLINE` forbids fetching it",
-                    hint="unset it, or run `metal serve smollm2`: a small model that needs no hub",
+                    hint=f"unset it, or take {_NEEDS_NO_HUB}",
                 )
             case HfHubHTTPError():
                 return _refusal(cause, source)
             case TransportError():
                 return DownloadError(
-                    f"the model hub can't be reached: {_one_line(cause)}", hint=_NO_HUB_HINT, retryable=True
+                    f"the model hub can't be reached: {_one_line(cause)}",
+                    hint=f"check the network, or take {_NEEDS_NO_HUB}",
+                    retryable=True,
                 )
             case JSONDecodeError():
                 return DownloadError(

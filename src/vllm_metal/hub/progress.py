@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 
@@ -16,3 +17,11 @@ class PullProgress:
 
 
 OnProgress = Callable[[PullProgress], None]
+
+#: Shows one pull from entering to leaving.
+ShowProgress = Callable[[], AbstractContextManager[OnProgress]]
+
+
+def silence() -> AbstractContextManager[OnProgress]:
+    """Shows nothing."""
+    return nullcontext(lambda _: None)

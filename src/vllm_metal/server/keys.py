@@ -9,4 +9,7 @@ from vllm_metal.server.model_manager import ModelManager
 
 MANAGER = web.AppKey("manager", ModelManager)
 
+#: Routes that watchdogs ask: open without a key, and too many for the log.
+PROBES = frozenset({"/health", "/ping"})
+
 USAGE = web.RequestKey("usage", Usage)

@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler
 from vllm_metal import __version__
 from vllm_metal.api import errors
 from vllm_metal.server import bodies
-from vllm_metal.server.keys import USAGE
+from vllm_metal.server.keys import PROBES, USAGE
 from vllm_metal.server.sse import as_metal_error
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
         return response
     finally:
         usage = request.get(USAGE)
-        logger.info(
+        logger.log(
+            logging.DEBUG if request.path in PROBES else logging.INFO,
             "%s %s %d%s %.3f s",
             request.method,
             request.rel_url.raw_path,

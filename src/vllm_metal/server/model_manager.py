@@ -15,7 +15,7 @@ from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
 from vllm_metal.errors import DownloadError, EngineError, EngineUnavailable, MetalError, ModelNotFound
 from vllm_metal.hub.names import HubSource, Source, parse_source
-from vllm_metal.hub.progress import OnProgress, PullProgress
+from vllm_metal.hub.progress import PullProgress, ShowProgress, silence
 from vllm_metal.hub.pull import pull
 from vllm_metal.hub.store import LocalModel
 
@@ -45,11 +45,11 @@ class ModelManager:
     """
 
     def __init__(
-        self, config: Config, *, persistent: bool = False, on_progress: OnProgress | None = None
+        self, config: Config, *, persistent: bool = False, show_progress: ShowProgress = silence
     ) -> None:
         self._config = config
         self._persistent = persistent
-        self._on_progress = on_progress
+        self._show_progress = show_progress
         self._source = _source(config)
         self.served_names = list(config.models.served_names) or [_served_name(self._source)]
         # Who named a path or a revision to the server may name it so in requests too.
@@ -60,6 +60,8 @@ class ModelManager:
         self.engine: AsyncEngine | None = None
         self._health = Health("loading", "starting")
         self._settled = asyncio.Event()
+        #: Set once the model is there.
+        self.ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         #: Done when the server must end, with the error that ends it.
@@ -101,7 +103,8 @@ class ModelManager:
         self._health = Health("draining", "the server is shutting down")
         self._settled.set()
         if self.engine is not None and self.engine.num_streams:
-            logger.info("waiting for %d requests to finish", self.engine.num_streams)
+            num_streams = self.engine.num_streams
+            logger.info("waiting for %d request%s to finish", num_streams, "" if num_streams == 1 else "s")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.engine.idle.wait(), timeout_s)
 
@@ -151,6 +154,7 @@ class ModelManager:
             else:
                 break
         self._set(Health("ok", "ready"), settled=True)
+        self.ready.set()
         await engine.failed.wait()
         self._die(EngineError(engine.failure or "the engine failed"))
 
@@ -162,12 +166,12 @@ class ModelManager:
             if self._closing:
                 raise asyncio.CancelledError  # ends the pull, whose thread the exit of the loop waits for
             loop.call_soon_threadsafe(self._set, Health("loading", _stage(news)))
-            if self._on_progress is not None:
-                self._on_progress(news)
+            show(news)
 
-        return await asyncio.to_thread(
-            pull, self._source, models_dir=self._config.models.store, on_progress=progress
-        )
+        with self._show_progress() as show:
+            return await asyncio.to_thread(
+                pull, self._source, models_dir=self._config.models.store, on_progress=progress
+            )
 
     def _set(self, health: Health, *, settled: bool = False) -> None:
         if self._health.status == "draining":

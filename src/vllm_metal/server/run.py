@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,39 +25,69 @@ INTERRUPTED = 130
 _BACKLOG = 1024
 
 
-async def serve(config: Config, manager: ModelManager, on_listening: Callable[[list[str]], None]) -> int:
-    """Serve until SIGTERM or SIGINT and return the exit code; `on_listening` gets the URLs.
+async def serve(
+    config: Config,
+    manager: ModelManager,
+    *,
+    on_listening: Callable[[list[str]], None],
+    on_ready: Callable[[list[str]], None] = lambda urls: None,
+    on_stopping: Callable[[int], None] = lambda exit_code: None,
+) -> int:
+    """Serve until SIGTERM or SIGINT and return the exit code.
 
-    Raises PortInUse or ConfigError before anything has started, and the error that made the manager give up.
+    `on_listening` and, once the model is there, `on_ready` get the URLs; `on_stopping` the exit code, at the
+    first signal and at a second that changes it. Raises PortInUse or ConfigError before anything has started,
+    and the error that made the manager give up.
     """
-    server = config.server
-    tls = sockets.ssl_context(server)
-    bound = sockets.bind(server)
-    # What `drain_timeout` allows is shared out: aiohttp waits twice for replies still being written.
-    flush_s = min(2.0, server.drain_timeout / 4)
-    runner = web.AppRunner(
-        create_app(manager, config), handler_cancellation=True, access_log=None, shutdown_timeout=flush_s
-    )
-    # Errors of handlers are ours to log; what is left is traces of bytes that are not HTTP.
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    with _signals() as signals:
-        try:
-            await runner.setup()
-            for sock in bound:
-                await web.SockSite(runner, sock, ssl_context=tls, backlog=_BACKLOG).start()
-            on_listening([sockets.url(sock, tls=tls is not None) for sock in bound])
-            manager.start()
+    with _signals(on_stopping) as signals:
+        async with running(config, manager) as urls:
+            on_listening(urls)
+            announcing = asyncio.create_task(_call_when(manager.ready, on_ready, urls))
             await _first_of(signals.stop, manager.fatal)
-            draining = asyncio.create_task(manager.drain(server.drain_timeout - 2 * flush_s))
+            announcing.cancel()
+            draining = asyncio.create_task(manager.drain(config.server.drain_timeout - 2 * _flush_s(config)))
             await _first_of(draining, signals.hurry)
             draining.cancel()
-        finally:
-            await manager.close()
-            await runner.cleanup()
-            sockets.close(bound, server)
     if manager.fatal.done():
         raise manager.fatal.result()
     return INTERRUPTED if signals.hurry.done() else STOPPED
+
+
+@asynccontextmanager
+async def running(config: Config, manager: ModelManager) -> AsyncIterator[list[str]]:
+    """The server, from listening and loading to closing; gives its URLs. Raises PortInUse or ConfigError."""
+    server = config.server
+    tls = sockets.ssl_context(server)
+    bound = sockets.bind(server)
+    urls = [sockets.url(sock, tls=tls is not None) for sock in bound]
+    runner = web.AppRunner(
+        create_app(manager, config),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=_flush_s(config),
+    )
+    # Errors of handlers are ours to log; what is left is traces of bytes that are not HTTP.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    try:
+        await runner.setup()
+        for sock in bound:
+            await web.SockSite(runner, sock, ssl_context=tls, backlog=_BACKLOG).start()
+        manager.start()
+        yield urls
+    finally:
+        await manager.close()
+        await runner.cleanup()
+        sockets.close(bound, server)
+
+
+def _flush_s(config: Config) -> float:
+    """What of `drain_timeout` goes to aiohttp, which waits twice for replies still being written."""
+    return min(2.0, config.server.drain_timeout / 4)
+
+
+async def _call_when(event: asyncio.Event, callback: Callable[[list[str]], None], urls: list[str]) -> None:
+    await event.wait()
+    callback(urls)
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:
@@ -70,19 +100,22 @@ class Signals:
 
     stop: asyncio.Future[None]
     hurry: asyncio.Future[None]
+    on_stopping: Callable[[int], None]
 
     def received(self, number: signal.Signals) -> None:
         if not self.stop.done():
             logger.info("%s: finishing what is under way", number.name)
             self.stop.set_result(None)
+            self.on_stopping(STOPPED)
         elif number == signal.SIGINT and not self.hurry.done():
             self.hurry.set_result(None)
+            self.on_stopping(INTERRUPTED)
 
 
 @contextmanager
-def _signals() -> Iterator[Signals]:
+def _signals(on_stopping: Callable[[int], None]) -> Iterator[Signals]:
     loop = asyncio.get_running_loop()
-    signals = Signals(loop.create_future(), loop.create_future())
+    signals = Signals(loop.create_future(), loop.create_future(), on_stopping)
     numbers = (signal.SIGTERM, signal.SIGINT)
     for number in numbers:
         loop.add_signal_handler(number, signals.received, number)

@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from vllm_metal.config import ServerConfig
+from vllm_metal.server.keys import PROBES
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "host.docker.internal"})
 
@@ -20,12 +21,12 @@ _PREFLIGHT_LIFE_S = 600
 
 
 def authenticate(api_keys: Collection[str]) -> Middleware:
-    """Every route but /health needs one of `api_keys`."""
+    """Every route but the probes needs one of `api_keys`."""
     known_keys = [key.encode() for key in api_keys]
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if known_keys and request.path != "/health":
+        if known_keys and request.path not in PROBES:
             scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
             given = key.strip().encode(errors="surrogateescape")
             # Compared with every key, so that the time taken tells nothing.

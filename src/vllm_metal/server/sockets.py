@@ -115,7 +115,7 @@ def _bind_error(exc: OSError, host: str, port: int) -> MetalError:
     if exc.errno == errno.EADDRINUSE:
         return PortInUse(
             f"port {port} is used by {_holder(port) or 'another program'}",
-            hint=f"choose another: `metal serve --port {port + 1}`",
+            hint=f"choose another with `--port {port + 1}`",
         )
     if exc.errno in _NO_SUCH_ADDRESS:
         return ConfigError(
