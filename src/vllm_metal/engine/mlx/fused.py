@@ -37,12 +37,16 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`num_tokens` tokens of one request from position `start` on: token rows from `offset` on."""
+    """`num_tokens` tokens of one request from position `start` on: token rows from `offset` on.
+
+    Keys up to `key_length` are looked at, which may be past the chunk's end.
+    """
 
     slot: Slot
     start: int
     num_tokens: int
     offset: int
+    key_length: int
 
 
 @dataclass(slots=True)
@@ -69,11 +73,13 @@ class StepPlan:
     def chunk_mask(self, chunk: Chunk, window: int | None) -> mx.array | str:
         """[tokens, keys], or "causal" where no window cuts in."""
         end = chunk.start + chunk.num_tokens
-        if window is None or end <= window:
+        if chunk.key_length == end and (window is None or end <= window):
             return "causal"
-        position = mx.arange(chunk.start, end)[:, None]
-        keys = mx.arange(end)
-        return (keys <= position) & (keys > position - window)
+        # The positions come from the device: a start that is baked in would make every chunk a new shape.
+        position = self.positions[chunk.offset : chunk.offset + chunk.num_tokens][:, None]
+        keys = mx.arange(chunk.key_length)
+        mask = keys <= position
+        return mask if window is None else mask & (keys > position - window)
 
 
 class LayerKV:
@@ -121,12 +127,11 @@ class LayerKV:
                 )
             )
         for chunk in self._plan.chunks:
-            end = chunk.start + chunk.num_tokens
             row = chunk.slot.row
-            output = mx.fast.scaled_dot_product_attention(
-                _as_sequence(queries, chunk),
-                self._keys[chunk.slot.capacity][row : row + 1, :, :end],
-                self._values[chunk.slot.capacity][row : row + 1, :, :end],
+            output = attention(
+                mx.contiguous(_as_sequence(queries, chunk)),
+                self._keys[chunk.slot.capacity][row : row + 1, :, : chunk.key_length],
+                self._values[chunk.slot.capacity][row : row + 1, :, : chunk.key_length],
                 scale=scale,
                 mask=self._plan.chunk_mask(chunk, mask.size),
                 sinks=sinks,
@@ -141,11 +146,11 @@ def attention(
     values: mx.array,
     *,
     scale: float,
-    mask: mx.array,
+    mask: mx.array | str,
     sinks: mx.array | None,
 ) -> mx.array:
-    """One query a row against its own keys: [rows, heads, 1, value_dim]."""
-    if sinks is not None or not mx.cuda.is_available():
+    """Each row's queries [rows, heads, tokens, dim] against its own keys [rows, kv_heads, keys, dim]."""
+    if isinstance(mask, str) or sinks is not None or not mx.cuda.is_available():
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
@@ -156,13 +161,13 @@ def masked_attention(
     queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, mask: mx.array
 ) -> mx.array:
     """The same in three steps: on CUDA, MLX's fused attention is several times slower when it has a mask."""
-    num_rows, num_heads, _, key_dim = queries.shape
-    num_kv_heads = keys.shape[1]
-    grouped = (queries * scale).reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, key_dim)
-    scores = grouped @ keys.swapaxes(-1, -2)
-    scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-    output = mx.softmax(scores, axis=-1, precise=True) @ values
-    return output.reshape(num_rows, num_heads, 1, values.shape[-1])
+    num_rows, num_heads, num_tokens, key_dim = queries.shape
+    num_kv_heads, num_keys = keys.shape[1:3]
+    grouped = (queries * scale).reshape(num_rows, num_kv_heads, -1, key_dim)
+    scores = (grouped @ keys.swapaxes(-1, -2)).reshape(num_rows, num_heads, num_tokens, num_keys)
+    scores = mx.softmax(mx.where(mask, scores, mx.finfo(scores.dtype).min), axis=-1, precise=True)
+    output = scores.reshape(num_rows, num_kv_heads, -1, num_keys) @ values
+    return output.reshape(num_rows, num_heads, num_tokens, values.shape[-1])
 
 
 def _write_group(pools: dict[int, mx.array], group: DecodeGroup, new: mx.array, positions: mx.array) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.mlx import head, sdpa
+from vllm_metal.engine.mlx import head, linear, sdpa
 from vllm_metal.engine.mlx.fused import Chunk, DecodeGroup, LayerKV, StepPlan
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.mlx.slot_arrays import LayerShape, SlotArrays
 from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.scheduler import SchedulerOutput
-from vllm_metal.engine.slot_pool import SLOT_COUNTS, SlotKVCacheManager, SlotPool
+from vllm_metal.engine.slot_pool import SLOT_COUNTS, SlotKVCacheManager
 
 #: Chunks are rounded up to these, so that steps come in few shapes.
 _CHUNK_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -41,6 +41,8 @@ class FusedRunner:
         self.sampler = sampler
         self.static = static
         self._layers = layers
+        if mx.cuda.is_available():
+            linear.flatten_rows(model)
         self._selection = head.select_rows(model)
         self._arrays = SlotArrays(layers)
         self._previous: SampledStep | None = None
@@ -109,7 +111,9 @@ class FusedRunner:
                     # It writes where its next chunk will, or past its end, where nobody looks any more.
                     tokens.pad(1, min(request.num_computed_tokens, pool.capacity - 1))
                     rows.append(None)
-            groups.append(DecodeGroup(pool.capacity, num_rows, offset, self._key_length(longest, pool)))
+            groups.append(
+                DecodeGroup(pool.capacity, num_rows, offset, self._key_length(longest, pool.capacity))
+            )
         return groups
 
     def _plan_chunks(
@@ -126,7 +130,10 @@ class FusedRunner:
             rows += padded * [None]
             if num_tokens == request.num_remaining_tokens:
                 rows[offset + num_tokens - 1] = request
-            chunks.append(Chunk(slot, start, padded, offset))
+            end = start + padded
+            # Alone from its beginning it is plainly causal, which is the fastest attention there is.
+            key_length = end if start == 0 else self._key_length(end, slot.capacity)
+            chunks.append(Chunk(slot, start, padded, offset, key_length))
         return chunks
 
     def _forward_selected(
@@ -180,12 +187,12 @@ class FusedRunner:
         logits: mx.array = self.model(token_ids[:, None], cache=caches)
         return logits[:, 0]
 
-    def _key_length(self, num_tokens: int, pool: SlotPool) -> int:
+    def _key_length(self, num_tokens: int, capacity: int) -> int:
         """Rounded up by at most a quarter."""
         if not self.static:
             return num_tokens
         step = max(_LEAST_KEY_LENGTH, 1 << max(0, num_tokens.bit_length() - 3))
-        return min(-(-num_tokens // step) * step, pool.capacity)
+        return min(-(-num_tokens // step) * step, capacity)
 
     def _chunk_length(self, num_tokens: int) -> int:
         if not self.static:

@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from vllm_metal.engine.mlx.override import override
+
 
 class Selection:
     """The rows to project: all, unless `only` says which."""
@@ -52,12 +54,11 @@ def select_rows(model: Any) -> Selection:
 
 
 def _patch(module: Any, method: str, selection: Selection) -> None:
-    """Give this one module a class of its own, in which `method` projects the selected rows."""
     own = type(module)
 
     def projected(self: Any, hidden: mx.array) -> mx.array:
         result: mx.array = getattr(own, method)(self, selection.of(hidden))
         return result
 
-    module.__class__ = type(own.__name__, (own,), {method: projected})
+    override(module, method, projected)
     module.row_selection = selection
