@@ -43,7 +43,7 @@ if "free" in options:
     shutil.disk_usage = lambda _: usage
 try:
     model = pull.pull(names.parse_source(source), models_dir=Path(models_dir), on_progress=on_progress)
-    answer = {"name": model.name, "path": str(model.path), "format": model.format}
+    answer = {"name": model.name, "path": str(model.path)}
 except (MetalError, OSError, KeyboardInterrupt) as exc:
     answer = {
         "error": type(exc).__name__,
@@ -126,7 +126,7 @@ def test_fetches_the_files_of_a_text_model_into_the_shared_cache(
 
     commit = hub.repositories["org/model"].commit
     snapshot = machine.cache / "models--org--model" / "snapshots" / commit
-    assert (model["name"], model["path"], model["format"]) == ("org/model", str(snapshot), "safetensors")
+    assert (model["name"], model["path"]) == ("org/model", str(snapshot))
     assert machine.files("org/model") == MODEL
     assert hub.fetched() == set(MODEL)
     assert all("org/model" in request.path for request in hub.requests)  # no telemetry
@@ -214,7 +214,7 @@ def test_wrong_token(machine: Machine, endpoint: str) -> None:
             ("config.json", "pytorch_model.bin"),
             "holds PyTorch weights (`.bin`, `.pth`) but no `model*.safetensors`",
         ),
-        (("config.json",), "holds no weights"),
+        (("config.json",), "holds no `model*.safetensors`"),
         (("model.safetensors",), "has no `config.json`"),
         (("adapter_config.json", "adapter_model.safetensors"), "is a LoRA adapter, not a model"),
     ],

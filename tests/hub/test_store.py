@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_metal.errors import ModelNotFound, NotAModel
+from vllm_metal.errors import ModelNotFound, NotAModel, UnsupportedModel
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.names import AliasSource, PathSource
 from vllm_metal.hub.store import LocalModel, alias_path, find, inspect
@@ -25,29 +25,34 @@ def folder(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def test_directory_is_named_after_itself(tmp_path: Path) -> None:
+def test_folder_is_named_after_itself(tmp_path: Path) -> None:
     path = folder(tmp_path / "tiny", {"config.json": b"{}", "model.safetensors": b"weights"})
-    assert inspect(path) == LocalModel("tiny", path, "safetensors")
+    assert inspect(path) == LocalModel("tiny", path)
     assert find(PathSource(path), models_dir=tmp_path) == inspect(path)
+
+
+def test_whole_file_may_lie_beside_an_index_of_parts(tmp_path: Path) -> None:
+    files = {"config.json": b"{}", "model.safetensors": b"weights", "model.safetensors.index.json": INDEX}
+    assert inspect(folder(tmp_path / "tiny", files)).name == "tiny"
 
 
 def test_gguf_file_is_named_after_its_stem(tmp_path: Path) -> None:
     path = tmp_path / "Tiny.Q4_1.gguf"
     path.write_bytes(b"GGUF\x03\0\0\0")
-    assert inspect(path) == LocalModel("Tiny.Q4_1", path, "gguf")
+    assert inspect(path) == LocalModel("Tiny.Q4_1", path)
 
 
 @pytest.mark.parametrize(
     ("files", "message", "hint"),
     [
         ({}, "is empty", "config.json"),
-        ({"model.safetensors": b"w"}, "has no `config.json`", "config.json"),
-        ({"a.gguf": b"GGUF"}, "has no `config.json`", "a.gguf`"),
-        ({"adapter_config.json": b"{}"}, "has no `config.json`", "LoRA adapter"),
+        ({"model.safetensors": b"w"}, "is not a model folder: it has no `config.json`", "config.json"),
+        ({"a.gguf": b"GGUF"}, "is not a model folder: it has no `config.json`", "a.gguf`"),
+        ({"adapter_config.json": b"{}"}, "is not a model folder: it has no `config.json`", "LoRA adapter"),
         ({"config.json": b"{"}, "config.json` is not valid JSON", "again"),
         ({"config.json": b"\xff"}, "config.json` is not valid JSON", "again"),
         ({"config.json": b"[]"}, "config.json` is not a JSON object", "again"),
-        ({"config.json": b"{}"}, "holds no weights", "mlx_lm.convert"),
+        ({"config.json": b"{}"}, "holds no `model*.safetensors`", "mlx_lm.convert"),
         (
             {"config.json": b"{}", "pytorch_model.bin": b"p"},
             "holds PyTorch weights (`.bin`, `.pth`) but no `model*.safetensors`",
@@ -62,14 +67,13 @@ def test_gguf_file_is_named_after_its_stem(tmp_path: Path) -> None:
         ({"config.json": b"{}", "model.safetensors.index.json": b"{}"}, "has no `weight_map`", "again"),
         (
             {"config.json": b"{}", "model.safetensors.index.json": INDEX, "model-2-of-5.safetensors": b"w"},
-            "lacks 4 of 5 weight files: "
-            "`model-1-of-5.safetensors`, `model-3-of-5.safetensors`, `model-4-of-5.safetensors` …",
+            "lacks `model-1-of-5.safetensors` and 3 more",
             "again",
         ),
     ],
 )
-def test_directory_without_a_model(tmp_path: Path, files: dict[str, bytes], message: str, hint: str) -> None:
-    with pytest.raises(NotAModel, match=re.escape(message)) as caught:
+def test_folder_without_a_model(tmp_path: Path, files: dict[str, bytes], message: str, hint: str) -> None:
+    with pytest.raises((NotAModel, UnsupportedModel), match=re.escape(message)) as caught:
         inspect(folder(tmp_path / "model", files))
     assert hint in str(caught.value.hint)
 
@@ -80,7 +84,7 @@ def test_directory_without_a_model(tmp_path: Path, files: dict[str, bytes], mess
         ("a.gguf", b"", "is empty", "again"),
         ("a.gguf", b"PK\x03\x04", "is not a GGUF file", "again"),
         ("a.gguf", POINTER, "is a Git LFS pointer", "git lfs pull"),
-        ("model.safetensors", b"w", "is a file of weights, not a whole model", "give its directory"),
+        ("model.safetensors", b"w", "is a file of weights, not a whole model", "give its folder"),
         ("notes.txt", b"hello", "is not a model", ".gguf"),
     ],
 )
@@ -135,4 +139,4 @@ def test_alias_is_found_when_whole(tmp_path: Path) -> None:
 
     with path.open("r+b") as file:
         file.truncate(ALIASES["smollm2"].file_bytes)
-    assert find(source, models_dir=tmp_path) == LocalModel("smollm2", path, "gguf")
+    assert find(source, models_dir=tmp_path) == LocalModel("smollm2", path)

@@ -25,7 +25,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class PathSource:
-    """An existing directory or file, absolute and with symbolic links kept."""
+    """An existing folder or file, absolute and with symbolic links kept."""
 
     path: Path
 
@@ -93,4 +93,4 @@ def _hub_source(text: str) -> HubSource | None:
 def _advice(text: str) -> str:
     if near := difflib.get_close_matches(text.lower(), ALIASES, n=1):
         return f"did you mean `{near[0]}`?"
-    return "name a hub model as `org/name`, or give the path of a model directory or `.gguf` file"
+    return "name a hub model as `org/name`, or give the path of a model folder or `.gguf` file"

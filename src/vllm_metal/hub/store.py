@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from vllm_metal.errors import ModelNotFound, NotAModel
+from vllm_metal.errors import ModelNotFound, NotAModel, UnsupportedModel
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source
 
@@ -17,6 +17,9 @@ MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.tiktoken", "tok
 OTHER_FILES = ["*/*", "consolidated*.safetensors", "adapter_*"]
 WEIGHTS = "model*.safetensors"
 
+FETCH_AGAIN = "it may have been fetched only in part: fetch it again"
+
+_WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _GGUF_MAGIC = b"GGUF"
 _LFS_POINTER = b"version https://git-lfs"
@@ -24,22 +27,21 @@ _LFS_POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """`path` is a directory of safetensors or one GGUF file; `name` is what it is served as."""
+    """`path` is a folder of safetensors or one GGUF file; `name` is what it is served as."""
 
     name: str
     path: Path
-    format: Literal["safetensors", "gguf"]
 
 
 def find(source: Source, *, models_dir: Path) -> LocalModel | None:
-    """The model if all of it is on disk. Raises `NotAModel` for a path that holds none."""
+    """The model if all of it is on disk. Raises as `inspect` does for a path that holds none."""
     match source:
         case PathSource(path):
             return inspect(path)
         case AliasSource(name):
             path = alias_path(name, models_dir)
             whole = path.is_file() and path.stat().st_size == ALIASES[name].file_bytes
-            return LocalModel(name, path, "gguf") if whole else None
+            return LocalModel(name, path) if whole else None
         case HubSource():
             return _find_snapshot(source)
 
@@ -49,14 +51,14 @@ def alias_path(name: str, models_dir: Path) -> Path:
 
 
 def inspect(path: Path, *, name: str | None = None) -> LocalModel:
-    """Raises `ModelNotFound` when there is no `path`, `NotAModel` saying what it lacks."""
+    """Raises `ModelNotFound` when there is no `path`, `NotAModel` or `UnsupportedModel` saying what is wrong."""
     try:
         if path.is_dir():
-            _inspect_directory(path)
-            return LocalModel(name or path.name, path, "safetensors")
+            _inspect_folder(path)
+            return LocalModel(name or path.name, path)
         if path.is_file():
             _inspect_file(path)
-            return LocalModel(name or path.stem, path, "gguf")
+            return LocalModel(name or path.stem, path)
     except PermissionError as exc:
         raise NotAModel(
             f"`{exc.filename or path}` cannot be read: permission denied",
@@ -79,7 +81,7 @@ def _find_snapshot(source: HubSource) -> LocalModel | None:
         )
         # Another program may have cached a part of it, with no list of files to tell.
         return inspect(Path(folder), name=source.repo)
-    except (LocalEntryNotFoundError, NotAModel):
+    except (LocalEntryNotFoundError, NotAModel, UnsupportedModel):
         return None
 
 
@@ -90,34 +92,38 @@ def _inspect_file(path: Path) -> None:
     _refuse_lfs_pointer(path, head)
     if path.suffix == ".gguf":
         state = "is empty" if not head else "is not a GGUF file, whatever its name says"
-        raise NotAModel(f"`{path}` {state}", hint="the download may be damaged: fetch the file again")
+        raise NotAModel(f"`{path}` {state}", hint=FETCH_AGAIN)
     if path.suffix == ".safetensors":
         raise NotAModel(
-            f"`{path}` is a file of weights, not a whole model", hint=f"give its directory: `{path.parent}`"
+            f"`{path}` is a file of weights, not a whole model", hint=f"give its folder: `{path.parent}`"
         )
     raise NotAModel(
         f"`{path}` is not a model",
-        hint="give a directory with `config.json` and safetensors, or a `.gguf` file",
+        hint="give a folder with `config.json` and safetensors, or a `.gguf` file",
     )
 
 
-def _inspect_directory(path: Path) -> None:
+def _inspect_folder(path: Path) -> None:
     names = sorted(entry.name for entry in path.iterdir())
     if not names:
-        raise NotAModel(f"`{path}` is empty", hint="give a directory with `config.json` and safetensors")
+        raise NotAModel(f"`{path}` is empty", hint="give a folder with `config.json` and safetensors")
     if "config.json" not in names:
-        raise NotAModel(f"`{path}` has no `config.json`", hint=_without_config(path, names))
-    _read_json(path / "config.json")
+        raise NotAModel(
+            f"`{path}` is not a model folder: it has no `config.json`", hint=_without_config(path, names)
+        )
+    read_json(path / "config.json")
     weights = sorted(path.glob(WEIGHTS))
-    if _INDEX in names:
+    # A single whole file may lie beside the index of the model it was made from.
+    if _INDEX in names and _WHOLE not in names:
         _require_shards(path)
     elif not weights:
-        raise NotAModel(f"`{path}` holds {describe_weights(names)}", hint=CONVERT_HINT)
+        error = UnsupportedModel if _kinds_of_weights(names) else NotAModel
+        raise error(f"`{path}` holds {describe_weights(names)}", hint=_CONVERT_HINT)
     for file in weights:
         _refuse_lfs_pointer(file, _head(file))
 
 
-CONVERT_HINT = (
+_CONVERT_HINT = (
     f"models are read from `{WEIGHTS}` or a `.gguf` file; convert others with "
     "`mlx_lm.convert --hf-path SOURCE --mlx-path FOLDER`"
 )
@@ -125,14 +131,18 @@ CONVERT_HINT = (
 
 def describe_weights(names: list[str]) -> str:
     """What a folder without `WEIGHTS` has instead, in words."""
+    found = _kinds_of_weights(names)
+    return f"{' and '.join(found)} but no `{WEIGHTS}`" if found else f"no `{WEIGHTS}`"
+
+
+def _kinds_of_weights(names: list[str]) -> list[str]:
     kinds = {
         "GGUF files": (".gguf",),
         "PyTorch weights (`.bin`, `.pth`)": (".bin", ".pth", ".pt"),
         "ONNX weights": (".onnx",),
         "safetensors of another layout": (".safetensors",),
     }
-    found = [kind for kind, suffixes in kinds.items() if any(name.endswith(suffixes) for name in names)]
-    return f"{' and '.join(found)} but no `{WEIGHTS}`" if found else "no weights"
+    return [kind for kind, suffixes in kinds.items() if any(name.endswith(suffixes) for name in names)]
 
 
 def _without_config(path: Path, names: list[str]) -> str:
@@ -140,31 +150,28 @@ def _without_config(path: Path, names: list[str]) -> str:
         return "this is a LoRA adapter; give the model it was trained on"
     if gguf := [name for name in names if name.endswith(".gguf")]:
         return f"give the GGUF file itself: `{path / gguf[0]}`"
-    return "give the directory that holds `config.json` and the safetensors"
+    return "give the folder that holds `config.json` and the safetensors"
 
 
 def _require_shards(path: Path) -> None:
-    index = _read_json(path / _INDEX)
+    index = read_json(path / _INDEX)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
-        raise NotAModel(f"`{path / _INDEX}` has no `weight_map`", hint="fetch the model again")
-    shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not (path / shard).is_file()]
+        raise NotAModel(f"`{path / _INDEX}` has no `weight_map`", hint=FETCH_AGAIN)
+    missing = sorted({str(shard) for shard in weight_map.values() if not (path / str(shard)).is_file()})
     if missing:
-        listed = ", ".join(f"`{shard}`" for shard in missing[:3]) + (" …" if len(missing) > 3 else "")
-        raise NotAModel(
-            f"`{path}` lacks {len(missing)} of {len(shards)} weight files: {listed}",
-            hint="fetch the model again",
-        )
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise NotAModel(f"`{path}` lacks `{missing[0]}`{others}", hint=FETCH_AGAIN)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file. Raises NotAModel for anything else there."""
     try:
         value = json.loads(path.read_bytes())
     except ValueError as exc:
-        raise NotAModel(f"`{path}` is not valid JSON: {exc}", hint="fetch the model again") from exc
+        raise NotAModel(f"`{path}` is not valid JSON: {exc}", hint=FETCH_AGAIN) from exc
     if not isinstance(value, dict):
-        raise NotAModel(f"`{path}` is not a JSON object", hint="fetch the model again")
+        raise NotAModel(f"`{path}` is not a JSON object", hint=FETCH_AGAIN)
     return value
 
 
@@ -176,5 +183,5 @@ def _head(path: Path) -> bytes:
 def _refuse_lfs_pointer(path: Path, head: bytes) -> None:
     if head == _LFS_POINTER:
         raise NotAModel(
-            f"`{path}` is a Git LFS pointer, not the file itself", hint="run `git lfs pull` in its directory"
+            f"`{path}` is a Git LFS pointer, not the file itself", hint="run `git lfs pull` in its folder"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from transformers import AutoTokenizer
 from vllm_metal.engine.mlx import chat_template as chat_templates
 from vllm_metal.engine.mlx import gguf, safetensors
 from vllm_metal.engine.mlx.open_files import kept_open_files_limit
-from vllm_metal.engine.mlx.safetensors import FETCH_AGAIN
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest, NotAModel, UnsupportedModel
+from vllm_metal.hub import store
 
 with kept_open_files_limit():
     import mlx_lm.utils as mlx_lm_utils
@@ -117,31 +116,17 @@ def context_length(config: dict[str, Any]) -> int:
 
 
 def _load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dict[str, Any]]:
-    config = _read_json(path / "config.json")
+    store.inspect(path)
+    config = store.read_json(path / "config.json")
     generation_config = {}
     if (path / "generation_config.json").exists():
-        generation_config = _read_json(path / "generation_config.json")
+        generation_config = store.read_json(path / "generation_config.json")
     _check_architecture(config)
-    safetensors.check_folder(path)
+    safetensors.check_files(path)
     model, full_config = _fenced(path, mlx_lm_utils.load_model, path, lazy=True)
     # mlx-lm lets the generation config's end tokens replace the model's; both count here.
     full_config["eos_token_id"] = _end_token_ids(config)
     return model, full_config, _quantization_name(full_config), generation_config
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise NotAModel(
-            f"`{path.parent}` is not a model folder: it has no `{path.name}`",
-            hint="a model folder holds `config.json`, `*.safetensors` and a tokenizer",
-        ) from None
-    except ValueError as exc:
-        raise NotAModel(f"`{path}` is not valid JSON: {exc}", hint=FETCH_AGAIN) from exc
-    if not isinstance(content, dict):
-        raise NotAModel(f"`{path}` is not a JSON object", hint=FETCH_AGAIN)
-    return content
 
 
 def _check_architecture(config: dict[str, Any]) -> None:
