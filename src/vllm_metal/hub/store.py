@@ -51,7 +51,7 @@ def alias_path(name: str, models_dir: Path) -> Path:
 
 
 def inspect(path: Path, *, name: str | None = None) -> LocalModel:
-    """Raises `ModelNotFound` when there is no `path`, `NotAModel` or `UnsupportedModel` saying what is wrong."""
+    """Raises `ModelNotFound` where there is no `path`; `NotAModel`, `UnsupportedModel` for what is wrong."""
     try:
         if path.is_dir():
             _inspect_folder(path)

@@ -13,7 +13,7 @@ from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import LoadedEngine
 from vllm_metal.engine.core import EngineCore, ModelRunner
 from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager, RectangularKVCacheManager
-from vllm_metal.engine.mlx import device, kv_cache, loader
+from vllm_metal.engine.mlx import blas, device, kv_cache, loader
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import Sampler
@@ -42,6 +42,8 @@ def build(path: Path, config: Config) -> LoadedEngine:
     engine = config.engine
     device.select(engine.device)
     device.prepare()
+    if device.is_cpu():
+        blas.warn_if_slow()
     try:
         loaded = loader.load(
             path,
