@@ -5,9 +5,23 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from vllm_metal import config
+import typer.main
+from typer.cli import get_docs_for_click
 
-PAGES = {"configuration.md": config.reference_markdown}
+from vllm_metal import config
+from vllm_metal.cli.main import app
+
+
+def commands_markdown() -> str:
+    """The page `docs/cli.md`: what `--help` says of every command."""
+    command = typer.main.get_command(app)
+    context = typer.Context(command, info_name="metal", **command.context_settings)
+    page = get_docs_for_click(obj=command, ctx=context, name="metal", title="Commands")
+    # Help texts escape what rich would take for markup.
+    return page.replace("\\[", "[").rstrip() + "\n"
+
+
+PAGES = {"configuration.md": config.reference_markdown, "cli.md": commands_markdown}
 
 
 def main(check: bool) -> int:

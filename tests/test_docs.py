@@ -71,7 +71,7 @@ def test_the_console_blocks_were_read():
 
 def test_python(server):
     (program,) = _blocks("python")
-    assert _run([sys.executable, "-c", program], server.url) == "The capital of France is Paris."
+    assert _run([sys.executable, "-c", program], server.url) == "The capital of France is Paris.\n"
 
 
 def test_make_commands_exist():
