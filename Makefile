@@ -1,15 +1,16 @@
 # `make serve` and `make test` are all a fresh checkout needs; both make .venv first.
-PYTHON ?= $(firstword $(foreach p,python3.12 python3.13 python3.11 python3.14 python3,$(shell $(p) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && command -v $(p))))
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(firstword $(foreach p,python3.12 python3.13 python3.11 python3.14 python3,$(shell $(p) -c '$(SUPPORTED)' 2>/dev/null && command -v $(p))))
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 MODEL  ?= smollm2
 
 # MLX's Linux wheel links a reference BLAS; preloading OpenBLAS makes float32 matmul about 50 times faster.
-OPENBLAS := $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0)
+OPENBLAS = $(firstword $(shell ls /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 2>/dev/null))
 ifeq ($(shell uname -s),Linux)
 BLAS_READY := blas
-RUN = LD_PRELOAD="$(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0))"
+RUN = LD_PRELOAD="$(OPENBLAS)"
 endif
 
 .PHONY: all setup blas serve chat check fix test test-all docs lock clean
@@ -18,7 +19,8 @@ all: test
 setup: $(STAMP) $(BLAS_READY)
 
 $(STAMP): pyproject.toml requirements/dev.lock
-	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.14 on PATH"; exit 1; }
+	@$(or $(PYTHON),false) -c '$(SUPPORTED)' 2>/dev/null \
+	  || { echo 'error: $(if $(PYTHON),`$(PYTHON)` is not Python 3.11 to 3.14,no Python 3.11 to 3.14 on PATH)'; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r requirements/dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
@@ -27,7 +29,7 @@ $(STAMP): pyproject.toml requirements/dev.lock
 blas:
 ifeq ($(OPENBLAS),)
 	@echo "installing OpenBLAS (libopenblas0-pthread)"
-	@$(if $(filter 0,$(shell id -u)),,sudo) sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libopenblas0-pthread' >/dev/null \
+	@$(if $(filter 0,$(shell id -u)),,sudo -n) sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libopenblas0-pthread' >/dev/null \
 	  || echo "warning: OpenBLAS could not be installed; the CPU backend will be slow"
 endif
 
@@ -35,7 +37,7 @@ serve: setup
 	$(RUN) $(BIN)/metal serve $(MODEL) $(ARGS)
 
 chat: setup
-	$(BIN)/metal chat $(ARGS)
+	$(RUN) $(BIN)/metal chat $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .
