@@ -237,6 +237,7 @@ def test_hub_that_is_down(machine: Machine, hub: FakeHub) -> None:
     assert answer["error"] == "DownloadError"
     assert answer["message"].startswith("the model hub can't be reached")
     assert "`metal serve smollm2`" in answer["hint"]
+    assert "`metal chat --local smollm2`" in answer["hint"]
     assert answer["retryable"]
 
 

@@ -182,6 +182,7 @@ def test_stopping_lets_streams_finish_and_refuses_new_requests(smollm2_path: Pat
         assert json.loads(closing)["choices"][0]["finish_reason"] == "length"
         assert done == "[DONE]"
         assert process.process.wait(timeout=10) == 0
+        assert "waiting for 1 request to finish" in process.log
         assert "Traceback" not in process.log
 
 
