@@ -1,7 +1,7 @@
 """On CUDA: projections of token rows as one matrix product.
 
-There MLX computes [rows, 1, dim] times a matrix as a product a row, for a chunk of a prompt three times slower
-than [1, rows, dim]; on Metal it folds the rows by itself.
+There MLX computes [rows, 1, dim] times a matrix as a product a row, for a chunk of a prompt three times
+slower than [1, rows, dim]; on Metal it folds the rows by itself.
 """
 
 from __future__ import annotations
