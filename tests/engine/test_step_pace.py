@@ -6,11 +6,14 @@ from hypothesis import strategies as st
 from vllm_metal.engine.step_pace import WINDOW, StepPace
 
 
-def observed(stretch: float, *, decode_s: float, token_s: float, min_chunk: int = 16) -> StepPace:
+def observed(
+    stretch: float, *, decode_s: float, token_s: float, fixed_s: float = 0.0, min_chunk: int = 16
+) -> StepPace:
     pace = StepPace(stretch, min_chunk)
     for _ in range(4):
         pace.observe(8, 0, decode_s)
-        pace.observe(8, 256, decode_s + 256 * token_s)
+        for num_tokens in (64, 1024):
+            pace.observe(8, num_tokens, decode_s + fixed_s + num_tokens * token_s)
     return pace
 
 
@@ -18,20 +21,45 @@ def observed(stretch: float, *, decode_s: float, token_s: float, min_chunk: int 
     st.sampled_from([1.1, 1.25, 2.0, 3.0]),
     st.floats(0.002, 0.2),
     st.floats(1e-6, 0.01),
+    st.floats(0.0, 0.05),
 )
-def test_the_mean_step_stays_within_the_stretch(stretch, decode_s, token_s):
-    pace = observed(stretch, decode_s=decode_s, token_s=token_s)
-    spent_s = 0.0
-    num_steps = 200
+def test_the_mean_step_stays_within_the_stretch(stretch, decode_s, token_s, fixed_s):
+    pace = observed(stretch, decode_s=decode_s, token_s=token_s, fixed_s=fixed_s)
+    spent_s, num_steps = 0.0, 200
+    least = 2 * max(16, fixed_s / token_s)
     for _ in range(num_steps):
-        num_tokens = pace.allowance(8, 10**9)
-        pace.spend(8, num_tokens)
-        spent_s += num_tokens * token_s
+        if num_tokens := pace.allowance(8, 10**9):
+            pace.spend(8, num_tokens)
+            spent_s += fixed_s + num_tokens * token_s
     allowed_s = (num_steps + WINDOW) * (stretch - 1) * decode_s
     # Where a least chunk costs more than a window's credit, it runs all the same, once a window.
-    least_s = (num_steps // WINDOW + 1) * 16 * token_s
-    assert spent_s <= 1.01 * max(allowed_s, least_s)
-    assert spent_s > 0
+    least_s = (num_steps // WINDOW + 1) * (fixed_s + least * token_s)
+    assert 0 < spent_s <= 1.05 * max(allowed_s, least_s)
+
+
+def test_fixed_costs_and_costs_a_token_are_told_apart():
+    """Where a chunk as such costs as much as 500 tokens, smaller ones are waited for."""
+    pace = observed(2.0, decode_s=0.010, token_s=0.00002, fixed_s=0.010)
+    dealt = []
+    for _ in range(8):
+        dealt.append(pace.allowance(8, 10**9))
+        pace.spend(8, dealt[-1])
+    assert min(n for n in dealt if n) >= 500 // 2
+    assert 0 in dealt
+
+
+def test_a_short_prompt_runs_as_soon_as_it_can_be_afforded():
+    pace = observed(2.0, decode_s=0.010, token_s=0.001, min_chunk=256)
+    assert pace.allowance(8, 10) == 10
+    assert pace.allowance(8, 300) == 0
+
+
+def test_part_of_a_prompt_comes_in_few_shapes():
+    pace = observed(2.0, decode_s=0.1, token_s=0.001)
+    for _ in range(20):
+        num_tokens = pace.allowance(8, 10_000)
+        pace.spend(8, num_tokens)
+        assert num_tokens.bit_count() <= 1
 
 
 def test_alone_a_prompt_gets_the_whole_budget():
@@ -45,14 +73,13 @@ def test_the_first_step_of_a_shape_is_not_believed():
         pace.observe(8, 0, 0.01)
         pace.observe(8, 64, 0.01 + 64 * 0.001)
     assert pace.allowance(8, 2048) == 0  # 10 ms are 10 tokens, too few for a chunk
-    assert 19 <= pace.allowance(8, 2048) <= 20
+    assert pace.allowance(8, 2048) == 16
 
 
 def test_small_chunks_are_saved_up_for():
     pace = observed(2.0, decode_s=0.01, token_s=0.001, min_chunk=64)
-    dealt = [pace.allowance(8, 2048) for _ in range(1)]
+    dealt = []
     for _ in range(40):
-        pace.spend(8, dealt[-1])
         dealt.append(pace.allowance(8, 2048))
-    assert 0 in dealt
-    assert min(n for n in dealt if n) >= 64
+        pace.spend(8, dealt[-1])
+    assert set(dealt) == {0, 64}

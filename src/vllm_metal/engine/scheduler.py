@@ -101,7 +101,8 @@ class Scheduler:
         prompts = [request for request in (*self.running, *self.waiting) if _is_prompt(request)]
         if not prompts or not budget:
             return
-        budget = self.pace.allowance(num_decodes, budget)
+        wanted = sum(request.num_remaining_tokens for request in prompts)
+        budget = self.pace.allowance(num_decodes, min(wanted, budget))
         admitting = True
         for request in sorted(prompts, key=self._rank):
             if not budget:

@@ -7,18 +7,21 @@ from statistics import median
 
 #: Steps over which the bound holds on average.
 WINDOW = 16
-#: Observations kept of each shape of step.
+#: Observations kept of each size of step.
 _NUM_KEPT = 9
+#: What a decode step is taken to last until one was seen.
+_GUESS_S = 0.01
 
 
 class StepPace:
     """Deals prefill tokens so that the mean step lasts at most `max_stretch` times a decode-only one.
 
-    The cost of a step is modelled as that of its decode rows plus that of its prefill tokens, both medians of
-    what was observed of steps of about that size. Each step with decodes earns `max_stretch` - 1 decode-only
-    steps' time of credit, and prefill spends it. Chunks below `min_chunk` tokens are inefficient, so
-    credit is saved up for one instead. There is no feedback to tune: with one step ahead, a step's time
-    is known only two steps later.
+    A step's time is modelled as that of its decode rows, plus a fixed cost of prefilling at all, plus a cost a
+    token; all from medians of what was observed of steps of about that size. Each step with decodes earns
+    `max_stretch` - 1 decode-only steps' time of credit, and prefill spends it. A chunk smaller than `min_chunk`
+    tokens, or one that costs more for being a chunk than for its tokens, is waste: credit is saved up for a
+    larger one instead. There is no feedback to tune: with one step ahead, a step's time is known only two steps
+    later.
     """
 
     def __init__(self, max_stretch: float, min_chunk: int) -> None:
@@ -26,25 +29,30 @@ class StepPace:
         self.min_chunk = min_chunk
         self._credit_s = 0.0
         self._decode_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_NUM_KEPT))
-        self._prefill_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_NUM_KEPT))
+        self._prefill: dict[int, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=_NUM_KEPT))
         self._seen: set[tuple[int, int]] = set()
+        self._fixed_s, self._token_s = 0.0, _GUESS_S / min_chunk
 
-    def allowance(self, num_decodes: int, limit: int) -> int:
-        """Prefill tokens, at most `limit`, that the next step may hold beside `num_decodes` decode rows."""
+    def allowance(self, num_decodes: int, num_wanted: int) -> int:
+        """How many of `num_wanted` prefill tokens the next step may hold beside `num_decodes` decode rows."""
         if num_decodes == 0:
-            return limit
+            return num_wanted
         earned_s = (self.max_stretch - 1) * self._decode_cost(num_decodes)
         most_s = WINDOW * earned_s
         self._credit_s = min(self._credit_s + earned_s, most_s)
-        num_tokens = int(self._credit_s / self._token_cost(limit, num_decodes))
-        if num_tokens < self.min_chunk and self._credit_s < most_s:
+        affordable = int((self._credit_s - self._fixed_s) / self._token_s)
+        if affordable >= num_wanted:
+            return num_wanted
+        least = min(max(self.min_chunk, int(self._fixed_s / self._token_s)), num_wanted)
+        if affordable < least and self._credit_s < most_s:
             return 0
-        return min(max(num_tokens, self.min_chunk), limit)
+        # A power of two: part of a prompt then comes in few shapes.
+        return min(1 << max(affordable, least).bit_length() - 1, num_wanted)
 
     def spend(self, num_decodes: int, num_prefill_tokens: int) -> None:
         """Pay for what the step did hold."""
         if num_decodes and num_prefill_tokens:
-            cost_s = num_prefill_tokens * self._token_cost(num_prefill_tokens, num_decodes)
+            cost_s = self._fixed_s + num_prefill_tokens * self._token_s
             self._credit_s = max(0.0, self._credit_s - cost_s)
 
     def observe(self, num_decodes: int, num_prefill_tokens: int, duration_s: float) -> None:
@@ -54,20 +62,27 @@ class StepPace:
             self._seen.add(shape)
         elif num_prefill_tokens == 0:
             self._decode_s[shape[0]].append(duration_s)
-        elif num_prefill_tokens >= self.min_chunk:
-            decode_s = self._decode_cost(num_decodes) if num_decodes else 0.0
-            self._prefill_s[shape[1]].append(max(duration_s - decode_s, 0.0) / num_prefill_tokens)
+        else:
+            extra_s = duration_s - (self._decode_cost(num_decodes) if num_decodes else 0.0)
+            self._prefill[shape[1]].append((num_prefill_tokens, max(extra_s, 0.0)))
+            self._fit()
+
+    def _fit(self) -> None:
+        """A line through the medians of the smallest and the largest size seen; through zero if there is one."""
+        medians = [
+            (median(tokens for tokens, _ in values), median(extra_s for _, extra_s in values))
+            for _, values in sorted(self._prefill.items())
+        ]
+        (few, few_s), (many, many_s) = medians[0], medians[-1]
+        slope_s = (many_s - few_s) / (many - few) if many > few else many_s / many
+        # Noise can tilt the line until one of the two costs is negative; the other then is all there is.
+        self._token_s = max(min(slope_s, many_s / many), 1e-9)
+        self._fixed_s = max(few_s - few * self._token_s, 0.0)
 
     def _decode_cost(self, num_decodes: int) -> float:
-        return _nearest(self._decode_s, num_decodes.bit_length()) or 0.01
-
-    def _token_cost(self, num_tokens: int, num_decodes: int) -> float:
-        """Seconds a prefill token; until one was seen, a least chunk is taken to cost a decode step."""
-        known = _nearest(self._prefill_s, num_tokens.bit_length())
-        return max(known or self._decode_cost(num_decodes) / self.min_chunk, 1e-9)
-
-
-def _nearest(observed: dict[int, deque[float]], size: int) -> float | None:
-    """The median of the size class nearest to `size` that has been seen."""
-    sizes = [known for known, values in observed.items() if values]
-    return median(observed[min(sizes, key=lambda known: abs(known - size))]) if sizes else None
+        """The median of the size nearest to `num_decodes` that has been seen."""
+        size = num_decodes.bit_length()
+        seen = [known for known, values in self._decode_s.items() if values]
+        if not seen:
+            return _GUESS_S
+        return median(self._decode_s[min(seen, key=lambda known: abs(known - size))])
