@@ -56,6 +56,15 @@ class KVCacheManager(Protocol):
     def max_num_tokens(self, limit: int) -> int:
         """The longest request, up to `limit` tokens, that fits when it is alone."""
 
+    def restore(self, request: Request) -> int:
+        """Give a newcomer, just allocated, the KV that is kept of its beginning; returns how many tokens."""
+
+    def store(self, request: Request) -> None:
+        """Keep the KV that `request` has computed, for others that begin alike."""
+
+    def is_worth_waiting(self, request: Request) -> bool:
+        """Whether another computes just now what `request` begins with."""
+
 
 class RectangularKVCacheManager:
     """For a left-padded decode batch, which is a rectangle: every row costs as much as the longest."""
@@ -84,6 +93,15 @@ class RectangularKVCacheManager:
 
     def free(self, request: Request) -> None:
         self._num_tokens.pop(request, None)
+
+    def restore(self, request: Request) -> int:
+        return 0
+
+    def store(self, request: Request) -> None:
+        pass
+
+    def is_worth_waiting(self, request: Request) -> bool:
+        return False
 
     def max_num_tokens(self, limit: int) -> int:
         low, high = 0, limit

@@ -13,7 +13,8 @@ class SamplingParams:
 
     `top_k` 0 or -1 means off. `seed` None means a fresh one per request. `max_tokens` None means all that the
     context leaves. Generation ends before any of `stop` in the text and at any of `stop_token_ids`, which
-    come on top of the model's own end tokens. A lower `priority` is served earlier.
+    come on top of the model's own end tokens. A lower `priority` is served
+    earlier. Only requests of one `cache_salt` share KV of texts that begin alike.
     """
 
     temperature: float = 1.0
@@ -25,6 +26,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     priority: int = 0
+    cache_salt: str | None = None
+    skip_reading_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         def refuse(param: str, rule: str) -> None:

@@ -72,7 +72,10 @@ class Scheduler:
     def update_from_output(self, output: SchedulerOutput) -> None:
         """Count the step's tokens as computed; what it samples is pending until it is read."""
         for request, num_tokens in output.num_scheduled_tokens.items():
+            was_prompt = request.num_computed_tokens < request.num_prompt_tokens
             request.num_computed_tokens += num_tokens
+            if was_prompt and request.num_computed_tokens >= request.num_prompt_tokens:
+                self.kv.store(request)
             if request.num_remaining_tokens == 0:
                 request.num_pending_tokens += 1
 
@@ -81,10 +84,13 @@ class Scheduler:
         if request.status is RequestStatus.FINISHED:
             return
         if request.status is RequestStatus.RUNNING:
+            if reason in (FinishReason.STOP, FinishReason.LENGTH):
+                self.kv.store(request)
             self.running.remove(request)
             self._drop(request)
         else:
             self.waiting.remove(request)
+            self.kv.free(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
 
@@ -108,6 +114,8 @@ class Scheduler:
             if not budget:
                 break
             if request.status is RequestStatus.WAITING:
+                if self.kv.is_worth_waiting(request):
+                    continue
                 # Whoever cannot be admitted holds back those behind, or they would pass it for ever.
                 admitting = admitting and self._admit(request)
                 if not admitting:
@@ -128,6 +136,9 @@ class Scheduler:
         self.waiting.remove(request)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
+        request.num_computed_tokens = self.kv.restore(request)
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = request.num_computed_tokens
         return True
 
     def _schedule(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec
+from vllm_metal.engine.prefix_cache import PrefixCache
 from vllm_metal.engine.request import Request
 
 #: A pool has one of these numbers of slots, so that steps come in few shapes.
@@ -37,6 +38,34 @@ class Move(NamedTuple):
     target: Slot
 
 
+class Store(NamedTuple):
+    """Copy `num_tokens` tokens of KV from position `start` of `slot` to a new segment."""
+
+    segment_id: int
+    slot: Slot
+    start: int
+    num_tokens: int
+
+
+class Restore(NamedTuple):
+    """Copy `num_tokens` tokens of a segment's KV from `offset` on to position `start` of `slot`."""
+
+    segment_id: int
+    offset: int
+    slot: Slot
+    start: int
+    num_tokens: int
+
+
+class Drop(NamedTuple):
+    """Forget a segment."""
+
+    segment_id: int
+
+
+Change = Resize | Move | Store | Restore | Drop
+
+
 class SlotPool:
     """A request a row; None where a row is free."""
 
@@ -64,7 +93,7 @@ class SlotKVCacheManager:
     A request that outgrows its slot moves to the next larger pool. A leaver's row stays free until someone
     joins: with `compact` the last one moves into it at once, which is right where computing an idle row costs
     more than copying one. `take_changes` gives what the runner must do to its arrays, in order, before it
-    computes the next step.
+    computes the next step. Memory that no request needs keeps the KV of requests gone by.
     """
 
     def __init__(
@@ -93,7 +122,8 @@ class SlotKVCacheManager:
         self.pools = {capacity: SlotPool(capacity) for capacity in capacities}
         self._capacities = capacities
         self._slots: dict[Request, Slot] = {}
-        self._changes: list[Resize | Move] = []
+        self._changes: list[Change] = []
+        self.prefixes = PrefixCache(spec.bytes_per_token)
 
     @property
     def used_bytes(self) -> int:
@@ -102,7 +132,7 @@ class SlotKVCacheManager:
     def slot(self, request: Request) -> Slot:
         return self._slots[request]
 
-    def take_changes(self) -> list[Resize | Move]:
+    def take_changes(self) -> list[Change]:
         changes, self._changes = self._changes, []
         return changes
 
@@ -122,7 +152,35 @@ class SlotKVCacheManager:
         self._slots[request] = target
         return True
 
+    def restore(self, request: Request) -> int:
+        if request.params.skip_reading_prefix_cache:
+            return 0
+        slot = self._slots[request]
+        spans = self.prefixes.match(request)
+        self._changes += [
+            Restore(span.segment_id, span.offset, slot, span.start, span.num_tokens) for span in spans
+        ]
+        num_tokens = sum(span.num_tokens for span in spans)
+        self.prefixes.begin(request, num_tokens)
+        return num_tokens
+
+    def store(self, request: Request) -> None:
+        self.prefixes.end(request)
+        num_tokens = min(request.num_computed_tokens, len(request.token_ids))
+        span = self.prefixes.store(request, num_tokens)
+        if span is not None:
+            self._changes.append(Store(span.segment_id, self._slots[request], span.start, span.num_tokens))
+            self._shrink_prefixes(self.budget_bytes - self.used_bytes)
+
+    def is_worth_waiting(self, request: Request) -> bool:
+        return not request.params.skip_reading_prefix_cache and self.prefixes.is_computed_by_another(request)
+
+    def forget_prefixes(self) -> None:
+        """Drop all that is kept of requests gone by."""
+        self._shrink_prefixes(0)
+
     def free(self, request: Request) -> None:
+        self.prefixes.end(request)
         if (held := self._slots.pop(request, None)) is not None:
             self._leave(held)
 
@@ -160,7 +218,9 @@ class SlotKVCacheManager:
             if give_back:
                 self._give_back(pool)
             for num_slots in (_slot_count(pool.num_slots + 1), pool.num_slots + 1):
-                if self.used_bytes + self._bytes(pool, num_slots - pool.num_slots) <= self.budget_bytes:
+                num_bytes = self.used_bytes + self._bytes(pool, num_slots - pool.num_slots)
+                if num_bytes <= self.budget_bytes:
+                    self._shrink_prefixes(self.budget_bytes - num_bytes)
                     self._resize(pool, num_slots)
                     return True
         return False
@@ -188,6 +248,10 @@ class SlotKVCacheManager:
             self._slots[last] = Slot(pool.capacity, row)
             self._changes.append(Move(Slot(pool.capacity, last_row), Slot(pool.capacity, row)))
 
+    def _shrink_prefixes(self, num_bytes: int) -> None:
+        self.prefixes.shrink(num_bytes)
+        self._changes += map(Drop, self.prefixes.take_dropped())
+
     def _bytes(self, pool: SlotPool, num_slots: int) -> int:
         return num_slots * pool.capacity * self.spec.bytes_per_token
 
@@ -200,7 +264,7 @@ class SlotKVCacheManager:
             if request is not None
         }
         assert seated == self._slots
-        assert self.used_bytes <= self.budget_bytes
+        assert self.used_bytes + self.prefixes.num_bytes <= self.budget_bytes
 
 
 def _slot_count(num_requests: int) -> int:

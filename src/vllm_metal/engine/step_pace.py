@@ -16,12 +16,12 @@ _GUESS_S = 0.01
 class StepPace:
     """Deals prefill tokens so that the mean step lasts at most `max_stretch` times a decode-only one.
 
-    A step's time is modelled as that of its decode rows, plus a fixed cost of prefilling at all, plus a cost a
-    token; all from medians of what was observed of steps of about that size. Each step with decodes earns
-    `max_stretch` - 1 decode-only steps' time of credit, and prefill spends it. A chunk smaller than `min_chunk`
-    tokens, or one that costs more for being a chunk than for its tokens, is waste: credit is saved up for a
-    larger one instead. There is no feedback to tune: with one step ahead, a step's time is known only two steps
-    later.
+    A step's time is modelled as that of its decode rows, plus a fixed cost of prefilling at all, plus a cost
+    a token; all from medians of what was observed of steps of about that size. Each step with decodes earns
+    `max_stretch` - 1 decode-only steps' time of credit, and prefill spends it. A chunk smaller than
+    `min_chunk` tokens, or one that costs more for being a chunk than for its tokens, is waste: credit is
+    saved up for a larger one instead. There is no feedback to tune: with one step ahead, a step's time is
+    known only two steps later.
     """
 
     def __init__(self, max_stretch: float, min_chunk: int) -> None:
@@ -68,7 +68,7 @@ class StepPace:
             self._fit()
 
     def _fit(self) -> None:
-        """A line through the medians of the smallest and the largest size seen; through zero if there is one."""
+        """A line through the medians of the smallest and the largest size seen; through zero if one was."""
         medians = [
             (median(tokens for tokens, _ in values), median(extra_s for _, extra_s in values))
             for _, values in sorted(self._prefill.items())

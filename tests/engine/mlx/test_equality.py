@@ -133,6 +133,39 @@ def test_preempted(core, case):
         _assert_same(answers[str(index)].token_ids, _reference(model, prompt, 300))
 
 
+def test_prefix_hits(core, case, references):
+    """Again, one that begins alike, and the next turn of a conversation."""
+    model, how = case
+    if how["mode"] != "fused":
+        pytest.skip("this mode keeps no prefixes")
+    engine = core()
+    long = [(11 * i + 4) % tiny_models.VOCAB_SIZE for i in range(150)]
+    (answer,) = run(engine, [request("first", long, max_tokens=60)]).values()
+    turns = {
+        "again": (long, 128),
+        "alike": (long[:130] + [1, 2, 3], 128),
+        "next turn": (long + answer.token_ids + [5, 6, 7], 192),
+        "other": ([9, *long], 0),
+    }
+    answers = run(engine, [request(name, prompt) for name, (prompt, _) in turns.items()])
+    for name, (prompt, num_cached) in turns.items():
+        assert answers[name].last.num_cached_tokens == num_cached, name
+        _assert_same(answers[name].token_ids, _reference(model, prompt, 12))
+
+
+def test_one_prefix_is_prefilled_once(core, case):
+    model, how = case
+    if how["mode"] != "fused":
+        pytest.skip("this mode keeps no prefixes")
+    shared = [(3 * i + 1) % tiny_models.VOCAB_SIZE for i in range(200)]
+    prompts = {str(i): [*shared, i, i + 1] for i in range(4)}
+    answers = run(core(), [request(name, prompt) for name, prompt in prompts.items()])
+    cached = sorted(answer.last.num_cached_tokens for answer in answers.values())
+    assert cached == [0, 192, 192, 192]
+    for name, prompt in prompts.items():
+        _assert_same(answers[name].token_ids, _reference(model, prompt, 12))
+
+
 def test_the_self_check_agrees(case):
     model, how = case
     if how["mode"] != "serial":

@@ -71,6 +71,7 @@ class FusedRunner:
         return step
 
     def reset(self) -> None:
+        self.kv.forget_prefixes()
         self.kv.take_changes()
         self._arrays = SlotArrays(self._layers)
         self._previous = None

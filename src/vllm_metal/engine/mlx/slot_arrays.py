@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from vllm_metal.engine.slot_pool import Move, Resize
+from vllm_metal.engine.slot_pool import Change, Drop, Move, Resize, Restore, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,26 @@ class SlotArrays:
         self.layers = layers
         self.keys: list[dict[int, mx.array]] = [{} for _ in layers]
         self.values: list[dict[int, mx.array]] = [{} for _ in layers]
+        self._segments: dict[int, list[mx.array]] = {}
 
-    def apply(self, changes: list[Resize | Move]) -> None:
+    def apply(self, changes: list[Change]) -> None:
         for change in changes:
             match change:
                 case Resize(capacity, num_slots):
                     self._resize(capacity, num_slots)
+                case Store(segment_id, slot, start, num_tokens):
+                    self._segments[segment_id] = [
+                        _copy(pools[slot.capacity], slot.row, start, num_tokens) for pools in self._pools
+                    ]
+                case Restore(segment_id, offset, slot, start, num_tokens):
+                    for pools, segment in zip(self._pools, self._segments[segment_id], strict=True):
+                        rows = slice(slot.row, slot.row + 1)
+                        kept = segment[:, offset : offset + num_tokens]
+                        pools[slot.capacity][rows, :, start : start + num_tokens] = kept[None]
+                case Drop(segment_id):
+                    del self._segments[segment_id]
                 case Move(source, target):
-                    for pools in (*self.keys, *self.values):
+                    for pools in self._pools:
                         # `take` copies; a slice would share the memory, and the write then copy the pool.
                         row = mx.take(pools[source.capacity], mx.array([source.row]), axis=0)
                         length = min(source.capacity, target.capacity)
@@ -59,14 +71,24 @@ class SlotArrays:
 
     def take(self, capacities: Sequence[int]) -> list[mx.array]:
         """Remove the arrays of these pools and return them, so that nothing else holds them."""
-        return [pools.pop(capacity) for capacity in capacities for pools in (*self.keys, *self.values)]
+        return [pools.pop(capacity) for capacity in capacities for pools in self._pools]
 
     def put(self, capacities: Sequence[int], arrays: Sequence[mx.array]) -> None:
         """The reverse of `take`."""
-        places = [(pools, capacity) for capacity in capacities for pools in (*self.keys, *self.values)]
+        places = [(pools, capacity) for capacity in capacities for pools in self._pools]
         for (pools, capacity), array in zip(places, arrays, strict=True):
             pools[capacity] = array
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for pools in (*self.keys, *self.values) for array in pools.values()]
+        """All that may have changed in a step."""
+        return [array for pools in self._pools for array in pools.values()]
+
+    @property
+    def _pools(self) -> list[dict[int, mx.array]]:
+        return [*self.keys, *self.values]
+
+
+def _copy(pool: mx.array, row: int, start: int, num_tokens: int) -> mx.array:
+    """[kv_heads, tokens, dim] of a row. A slice would hold the pool, and the next write copy all of it."""
+    return mx.take(pool[row], mx.arange(start, start + num_tokens), axis=1)

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
+from vllm_metal.engine.prefix_cache import BLOCK_SIZE, PrefixCache
+from vllm_metal.engine.request import Request
+from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.engine.slot_pool import Drop, Move, Resize, Restore, SlotKVCacheManager, Store
+
+
+def make_request(token_ids: list[int], **params) -> Request:
+    return Request("r", token_ids, SamplingParams(**params), max_tokens=1, seed=0)
+
+
+def text(*blocks: int, tail: int = 1) -> list[int]:
+    """A block of each number over and over, and a few tokens after."""
+    return [number for number in blocks for _ in range(BLOCK_SIZE)] + [0] * tail
+
+
+def store(cache: PrefixCache, token_ids: list[int], **params):
+    return cache.store(make_request(token_ids, **params), len(token_ids))
+
+
+def num_matched(cache: PrefixCache, token_ids: list[int], **params) -> int:
+    return sum(span.num_tokens for span in cache.match(make_request(token_ids, **params))) // BLOCK_SIZE
+
+
+def test_a_text_matches_as_far_as_it_is_the_same():
+    cache = PrefixCache(1)
+    store(cache, text(1, 2, 3))
+    assert num_matched(cache, text(1, 2, 3, 4)) == 3
+    assert num_matched(cache, text(1, 2, 5)) == 2
+    assert num_matched(cache, text(2, 2, 3)) == 0
+
+
+def test_the_last_token_is_always_computed():
+    cache = PrefixCache(1)
+    store(cache, text(1, 2))
+    assert num_matched(cache, text(1, 2, tail=0)) == 1
+    assert num_matched(cache, text(1, 2, tail=1)) == 2
+
+
+def test_only_what_is_new_is_stored():
+    cache = PrefixCache(1)
+    store(cache, text(1, 2))
+    span = store(cache, text(1, 2, 3, 4))
+    assert (span.start, span.num_tokens) == (2 * BLOCK_SIZE, 2 * BLOCK_SIZE)
+    assert store(cache, text(1, 2, 3)) is None
+    assert cache.num_bytes == 4 * BLOCK_SIZE
+
+
+def test_blocks_of_one_segment_are_one_span():
+    cache = PrefixCache(1)
+    store(cache, text(1, 2))
+    store(cache, text(1, 2, 3, 4))
+    spans = cache.match(make_request(text(1, 2, 3, 4)))
+    assert [(span.offset, span.start, span.num_tokens) for span in spans] == [
+        (0, 0, 2 * BLOCK_SIZE),
+        (0, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE),
+    ]
+
+
+def test_a_salt_keeps_texts_apart():
+    cache = PrefixCache(1)
+    store(cache, text(1), cache_salt="mine")
+    assert num_matched(cache, text(1)) == 0
+    assert num_matched(cache, text(1), cache_salt="yours") == 0
+    assert num_matched(cache, text(1), cache_salt="mine") == 1
+
+
+def test_the_least_recently_used_goes_first():
+    cache = PrefixCache(1)
+    for number in (1, 2, 3):
+        store(cache, text(number))
+    num_matched(cache, text(1))
+    cache.shrink(2 * BLOCK_SIZE)
+    assert [num_matched(cache, text(number)) for number in (1, 2, 3)] == [1, 0, 1]
+    assert len(cache.take_dropped()) == 1
+    assert cache.take_dropped() == []
+
+
+def test_of_one_text_the_end_goes_before_the_beginning():
+    cache = PrefixCache(1)
+    store(cache, text(1))
+    store(cache, text(1, 2))
+    num_matched(cache, text(1, 2))
+    cache.shrink(BLOCK_SIZE)
+    assert num_matched(cache, text(1, 2)) == 1
+
+
+def test_one_that_begins_alike_waits_for_the_one_that_computes_it():
+    cache = PrefixCache(1)
+    first, second, other = (make_request(text(*blocks)) for blocks in ((1, 2, 3), (1, 2, 4), (5, 6)))
+    cache.begin(first, 0)
+    assert cache.is_computed_by_another(second)
+    assert not cache.is_computed_by_another(other)
+    cache.end(first)
+    assert not cache.is_computed_by_another(second)
+
+
+def test_nobody_waits_for_what_is_kept_already():
+    cache = PrefixCache(1)
+    store(cache, text(1, 2))
+    cache.begin(make_request(text(1, 2, 3)), 2 * BLOCK_SIZE)
+    assert not cache.is_computed_by_another(make_request(text(1, 2, 4)))
+
+
+def test_nobody_waits_long_for_little():
+    cache = PrefixCache(1)
+    cache.begin(make_request(text(1, *range(2, 30))), 0)
+    assert not cache.is_computed_by_another(make_request(text(1, 50)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.integers(2048, 40_000), st.booleans())
+def test_slots_hold_the_text_of_their_requests(data, budget, compact):
+    """Plays the runner with tokens for KV: what is restored must be what would have been computed."""
+    manager = SlotKVCacheManager(
+        KVCacheSpec((KVLayerGroup(1),)), budget, max_num_seqs=4, max_model_len=2048, compact=compact
+    )
+    slots: dict[int, list[list[int | None]]] = {}
+    segments: dict[int, list[int | None]] = {}
+    running: list[Request] = []
+
+    def apply():
+        for change in manager.take_changes():
+            match change:
+                case Resize(capacity, num_slots):
+                    empty = [[None] * capacity for _ in range(num_slots)]
+                    slots[capacity] = (slots.get(capacity, []) + empty)[:num_slots]
+                case Move(source, target):
+                    length = min(source.capacity, target.capacity)
+                    moved = slots[source.capacity][source.row][:length]
+                    slots[target.capacity][target.row][:length] = moved
+                case Store(segment_id, slot, start, num_tokens):
+                    kept = slots[slot.capacity][slot.row][start : start + num_tokens]
+                    assert None not in kept
+                    segments[segment_id] = list(kept)
+                case Restore(segment_id, offset, slot, start, num_tokens):
+                    kept = segments[segment_id][offset : offset + num_tokens]
+                    slots[slot.capacity][slot.row][start : start + num_tokens] = kept
+                case Drop(segment_id):
+                    del segments[segment_id]
+        manager.check()
+
+    for _ in range(data.draw(st.integers(1, 25))):
+        if running and data.draw(st.booleans()):
+            request = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            if data.draw(st.booleans()):
+                manager.store(request)
+            manager.free(request)
+            continue
+        blocks = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=8))
+        request = make_request(text(*blocks, tail=data.draw(st.integers(1, 100))))
+        if len(running) == 4 or not manager.allocate(request):
+            continue
+        running.append(request)
+        num_cached = manager.restore(request)
+        assert num_cached < request.num_tokens
+        apply()
+        capacity, row = manager.slot(request)
+        slots[capacity][row][num_cached : request.num_tokens] = request.token_ids[num_cached:]
+        request.num_computed_tokens = request.num_tokens
+        if data.draw(st.booleans()):
+            manager.store(request)
+        apply()
+        for each in running:
+            capacity, row = manager.slot(each)
+            assert slots[capacity][row][: each.num_tokens] == each.token_ids
