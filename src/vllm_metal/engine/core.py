@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vllm_metal.engine.output_processor import OutputProcessor
-from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput
+from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput, TokenLogprobs
 from vllm_metal.engine.request import Request, RequestStatus
 from vllm_metal.engine.scheduler import Scheduler, SchedulerOutput
 
@@ -20,6 +20,7 @@ class ModelRunnerOutput:
     """A token for every request that is now fully computed, or what went wrong with that request alone."""
 
     token_ids: dict[Request, int] = field(default_factory=dict)
+    logprobs: dict[Request, TokenLogprobs] = field(default_factory=dict)
     errors: dict[Request, str] = field(default_factory=dict)
 
 
@@ -110,7 +111,10 @@ class EngineCore:
             self.scheduler.preempt_all()
             self.runner.reset()
             return []
-        outputs = [self._token(request, token_id) for request, token_id in computed.token_ids.items()]
+        outputs = [
+            self._token(request, token_id, computed.logprobs.get(request))
+            for request, token_id in computed.token_ids.items()
+        ]
         outputs += [self._error(request, error) for request, error in computed.errors.items()]
         return [output for output in outputs if output is not None]
 
@@ -149,7 +153,7 @@ class EngineCore:
         self._num_steps += 1
         return computed
 
-    def _token(self, request: Request, token_id: int) -> RequestOutput | None:
+    def _token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> RequestOutput | None:
         """None for a request that has ended since its step was launched."""
         if request.status is RequestStatus.FINISHED:
             return None
@@ -159,7 +163,7 @@ class EngineCore:
         self._generation_tokens += 1
         if request.num_output_tokens == 1:
             self._prompt_tokens += request.num_prompt_tokens
-        output = self.output_processor.process(request, token_id)
+        output = self.output_processor.process(request, token_id, logprobs)
         if output.finish_reason is not None:
             self._finish(request, output.finish_reason)
         return output

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from vllm_metal.engine.outputs import FinishReason, RequestOutput
+from vllm_metal.engine.outputs import FinishReason, RequestOutput, TokenLogprobs
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.stop_strings import StopStrings
 
@@ -18,11 +18,12 @@ class Detokenizer(Protocol):
 
 
 class _Text:
-    __slots__ = ("detokenizer", "stops")
+    __slots__ = ("detokenizer", "end_token_ids", "stops")
 
-    def __init__(self, detokenizer: Detokenizer, stops: StopStrings) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: StopStrings, end_token_ids: frozenset[int]) -> None:
         self.detokenizer = detokenizer
         self.stops = stops
+        self.end_token_ids = end_token_ids
 
 
 class OutputProcessor:
@@ -37,45 +38,44 @@ class OutputProcessor:
 
     def add(self, request: Request) -> None:
         detokenizer = self._new_detokenizer(request.token_ids)
-        self._texts[request] = _Text(detokenizer, StopStrings(request.params.stop))
+        end_token_ids = request.params.end_token_ids(self._eos_token_ids)
+        self._texts[request] = _Text(detokenizer, StopStrings(request.params.stop), end_token_ids)
 
-    def process(self, request: Request, token_id: int) -> RequestOutput:
+    def process(
+        self, request: Request, token_id: int, logprobs: TokenLogprobs | None = None
+    ) -> RequestOutput:
         """The output for `token_id`, which `request` holds already; a `finish_reason` says it is the last."""
         text = self._texts[request]
-        ended = self._is_end(request, token_id)
-        delta = "" if ended else text.stops.feed(text.detokenizer.add(token_id))
-        if not (ended or text.stops.stopped or request.num_output_tokens >= request.max_tokens):
-            return self._output(request, delta, (token_id,), None)
-        if not text.stops.stopped:
-            # The last bytes may complete a stop string, or show that what was held is none.
-            delta += text.stops.feed(text.detokenizer.flush()) + text.stops.flush()
-        stopped = ended or text.stops.stopped
-        return self._output(
-            request, delta, (token_id,), FinishReason.STOP if stopped else FinishReason.LENGTH
-        )
+        ended = token_id in text.end_token_ids
+        delta = "" if ended else text.detokenizer.add(token_id)
+        # Like an end token, a stop string in the first `min_tokens` ends nothing.
+        if request.num_output_tokens > request.params.min_tokens:
+            delta = text.stops.feed(delta)
+        reason = None
+        if ended or text.stops.stopped or request.num_output_tokens >= request.max_tokens:
+            if not text.stops.stopped:
+                # The last bytes may complete a stop string, or show that what was held is none.
+                delta += text.stops.feed(text.detokenizer.flush()) + text.stops.flush()
+            reason = FinishReason.STOP if ended or text.stops.stopped else FinishReason.LENGTH
+        output = self._output(request, delta, reason)
+        output.token_ids = (token_id,)
+        output.logprobs = (logprobs,) if logprobs else ()
+        return output
 
     def end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
         """The last output of a request that ends without a token of its own."""
-        output = self._output(request, self._texts[request].stops.flush(), (), reason)
+        output = self._output(request, self._texts[request].stops.flush(), reason)
         output.error = error
         return output
 
     def remove(self, request: Request) -> None:
         self._texts.pop(request, None)
 
-    def _is_end(self, request: Request, token_id: int) -> bool:
-        if token_id in request.params.stop_token_ids:
-            return True
-        return token_id in self._eos_token_ids and not request.params.ignore_eos
-
     @staticmethod
-    def _output(
-        request: Request, text: str, token_ids: tuple[int, ...], reason: FinishReason | None
-    ) -> RequestOutput:
+    def _output(request: Request, text: str, reason: FinishReason | None) -> RequestOutput:
         return RequestOutput(
             request_id=request.request_id,
             text=text,
-            token_ids=token_ids,
             finish_reason=reason,
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,

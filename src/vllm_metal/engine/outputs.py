@@ -13,17 +13,31 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the model thought of a token it gave: natural logarithms, over the whole vocabulary.
+
+    `top` is the most likely tokens in order, as many as were asked for, `token_id` not always among them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """News of one request since the last one: `text` and `token_ids` are deltas, the counts are totals.
 
-    The joined `text` of all outputs is the answer. `finish_reason` is set on the last output only; `error`
-    goes with FinishReason.ERROR and is in the user's words.
+    The joined `text` of all outputs is the answer. `logprobs`, if asked for, go with `token_ids`.
+    `finish_reason` is set on the last output only; `error` goes with FinishReason.ERROR and is in the
+    user's words.
     """
 
     request_id: str
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -38,6 +52,7 @@ class RequestOutput:
         """Append `later`, so that a slow reader holds one output and not a queue."""
         self.text += later.text
         self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
         self.finish_reason = later.finish_reason
         self.num_cached_tokens = later.num_cached_tokens
         self.num_output_tokens = later.num_output_tokens

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from vllm_metal.errors import InvalidRequest
+
+#: Below it sampling is greedy.
+LEAST_TEMPERATURE = 1e-5
+MAX_LOGIT_BIAS = 100
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,15 +19,29 @@ class SamplingParams:
 
     `top_k` 0 or -1 means off. `seed` None means a fresh one per request. `max_tokens` None means all that the
     context leaves. Generation ends before any of `stop` in the text and at any of `stop_token_ids`, which
-    come on top of the model's own end tokens. A lower `priority` is served
-    earlier. Only requests of one `cache_salt` share KV of texts that begin alike.
+    come on top of the model's own end tokens, but at none of them within the first `min_tokens`. A lower
+    `priority` is served earlier. Only requests of one `cache_salt` share KV of texts that begin alike.
+
+    Presence and frequency penalties look at the tokens of the answer, the repetition penalty at the prompt's
+    too. `logit_bias` pairs token ids with what is added to their logits. `allowed_token_ids` None means all.
+    Of each of `bad_words`, sequences of token ids, the last token never follows the others in the answer.
+    `logprobs` is how many of the most likely tokens are reported besides the one given; None means nothing.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -42,12 +62,47 @@ class SamplingParams:
             refuse("top_p", "above 0 and at most 1")
         if self.top_k < -1:
             refuse("top_k", "-1 or 0 (off), or a positive number")
+        if not 0.0 <= self.min_p <= 1.0:
+            refuse("min_p", "between 0 and 1")
+        if not -2.0 <= self.presence_penalty <= 2.0:
+            refuse("presence_penalty", "between -2 and 2")
+        if not -2.0 <= self.frequency_penalty <= 2.0:
+            refuse("frequency_penalty", "between -2 and 2")
+        if not 0.0 < self.repetition_penalty < math.inf:
+            refuse("repetition_penalty", "a number above 0")
+        if not all(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS for _, bias in self.logit_bias):
+            raise InvalidRequest(
+                f"the values of `logit_bias` must be between -{MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}",
+                param="logit_bias",
+            )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("`allowed_token_ids` must name at least one", param="allowed_token_ids")
+        if not all(self.bad_words):
+            raise InvalidRequest("`bad_words` must not be empty", param="bad_words")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            refuse("logprobs", f"between 0 and {MAX_LOGPROBS}")
         if self.max_tokens is not None and self.max_tokens < 1:
             refuse("max_tokens", "at least 1")
+        if self.min_tokens < 0:
+            refuse("min_tokens", "at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            refuse("min_tokens", f"at most `max_tokens`, which is {self.max_tokens}")
         if any(not stop for stop in self.stop):
             raise InvalidRequest("`stop` must be a non-empty string or a list of them", param="stop")
 
     @property
     def greedy(self) -> bool:
-        """One candidate, so the draw cannot matter: temperature 0 equals top_k 1."""
-        return self.temperature == 0.0 or self.top_k == 1
+        """One candidate, so the draw cannot matter: temperature 0 equals top_k 1.
+
+        At the lowest temperatures it is the same, but for logits that float32 could no longer hold.
+        """
+        return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
+
+    @property
+    def penalized(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+    def end_token_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end the answer of a model whose own are `eos_token_ids`."""
+        own = frozenset() if self.ignore_eos else eos_token_ids
+        return own.union(self.stop_token_ids)
