@@ -1,4 +1,4 @@
-"""`metal bench`: put load on a server and measure what comes back."""
+"""`metal bench`: put load on a server, or on an engine without one, and measure what comes back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from vllm_metal.errors import ConfigError, MetalError, ServerUnreachable
 
 if TYPE_CHECKING:
     from vllm_metal.bench.client import Target
+    from vllm_metal.bench.engine import Contender, Figures, Pair
     from vllm_metal.bench.load import Load
     from vllm_metal.bench.record import RequestRecord
+    from vllm_metal.config import Config
+    from vllm_metal.engine.async_engine import LoadedEngine
+    from vllm_metal.engine.sampling_params import SamplingParams
 
 app = typer.Typer(no_args_is_help=True, help="Measure how fast models are served.")
 
@@ -137,6 +141,125 @@ def serve(
         raise typer.Exit(130)
     if measured.completed == 0:
         raise MetalError(f"every request failed: {records[0].error}", hint="the server's log may say more")
+
+
+@app.command()
+def engine(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="As for `metal serve`; else the configured one.")
+    ] = None,
+    batch: Annotated[
+        str, typer.Option(metavar="N,…", help="Requests at once; each number is measured by itself.")
+    ] = "1,8,16,64",
+    input_len: Annotated[int, typer.Option(min=1, help="Length of each prompt, in tokens.")] = 128,
+    output_len: Annotated[int, typer.Option(min=1, help="Length of each answer, in tokens.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=100, help="0 always picks the likeliest token.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Sample from the likeliest tokens of this total.")
+    ] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each kind, taking turns.")] = 3,
+    limit: Annotated[
+        bool, typer.Option("--limit", help="Run bare decoding loops too, and print how close we come.")
+    ] = False,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Run with temperature 0.7 and top-p 0.9 too.")
+    ] = False,
+    save_result: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Write all figures of every round as JSON.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the table.")] = False,
+    config: Annotated[Path | None, typer.Option(metavar="PATH", help="Read this configuration file.")] = None,
+) -> None:
+    """Measure the engine alone, in this process: random prompts, and answers of full length.
+
+    Figures are medians over rounds; in the ratios, above 1 is faster or cheaper than what is compared with.
+    """
+    from dataclasses import asdict, replace
+
+    from vllm_metal import config as configuration
+    from vllm_metal import log
+    from vllm_metal.bench import engine_report
+    from vllm_metal.bench.engine import Work, measure
+    from vllm_metal.engine.sampling_params import SamplingParams
+
+    batches = _numbers(batch, "--batch", int, 1, 1024)
+    settings = configuration.load(path=config, flags={"models.default": model})
+    # All prompts come first, so that every request decodes at once for as long as possible.
+    settings = replace(
+        settings, engine=replace(settings.engine, max_num_seqs=max(batches), max_step_stretch=100.0)
+    )
+    log.setup(settings.log.level, settings.log.file)
+    params = SamplingParams(temperature=temperature, top_p=top_p, ignore_eos=True)
+    loaded = _load(settings)
+    try:
+        if input_len + output_len > loaded.max_model_len:
+            raise typer.BadParameter(
+                f"with the answer that is over {loaded.max_model_len} tokens, the most of this model",
+                param_hint="--input-len",
+            )
+        contenders, pairs = _contenders(loaded, params, limit=limit, sampled=sampled)
+        results = []
+        for size in batches:
+
+            def say(name: str, number: int, figures: Figures, size: int = size) -> None:
+                rate = f"{figures.output_throughput:.1f} tok/s"
+                printer.note(f"batch {size}, round {number + 1} of {rounds}: {name} {rate}")
+
+            work = Work(size, input_len, output_len)
+            vocab_size = loaded.tokenizer.vocab_size
+            results.append(measure(work, contenders, pairs, vocab_size=vocab_size, rounds=rounds, on_run=say))
+    finally:
+        loaded.core.close()
+    result = engine_report.result(
+        command=shlex.join(["metal", *sys.argv[1:]]),
+        model=settings.models.default,
+        settings=asdict(settings.engine) | {"temperature": temperature, "top_p": top_p},
+        results=results,
+    )
+    printer.out(json.dumps(result, indent=2) if as_json else engine_report.table(results))
+    if save_result is not None:
+        _write(save_result, json.dumps(result, indent=2) + "\n")
+
+
+def _load(config: Config) -> LoadedEngine:
+    """The engine as the server has it, on this thread."""
+    from vllm_metal.cli.progress import pull_progress
+    from vllm_metal.engine.mlx.build import build
+    from vllm_metal.hub import names
+    from vllm_metal.hub.pull import pull
+
+    source = names.parse_source(config.models.default)
+    with pull_progress() as on_progress:
+        local = pull(source, models_dir=config.models.store, on_progress=on_progress)
+    return build(local.path, config)
+
+
+def _contenders(
+    loaded: LoadedEngine, params: SamplingParams, *, limit: bool, sampled: bool
+) -> tuple[dict[str, Contender], list[Pair]]:
+    """The engine and what else runs, and which of them are compared."""
+    from dataclasses import replace
+
+    from vllm_metal.bench.engine import engine_contender, loop_contender
+    from vllm_metal.engine.mlx.bare_loops import bare_loops
+
+    contenders = {"engine": engine_contender(loaded.core, params)}
+    pairs = []
+    if limit:
+        loops = bare_loops(loaded.core.runner)
+        if not loops:
+            printer.warning(
+                "this model cannot be decoded in batches, so there is no bare loop to compare with"
+            )
+        contenders |= {name: loop_contender(loop) for name, loop in loops.items()}
+        pairs += [("engine", name) for name in loops]
+    if sampled:
+        drawn = replace(params, temperature=0.7, top_p=0.9)
+        contenders["sampled"] = engine_contender(loaded.core, drawn)
+        pairs.append(("sampled", "engine"))
+    return contenders, pairs
 
 
 def _target(
