@@ -100,7 +100,12 @@ class Server:
         record = RequestRecord(max_tokens=1)
         async with StreamingClient(Target(url=self.url)) as client:
             try:
-                await asyncio.wait_for(client.stream(Prompt("", "Hi", 1), record), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await client.stream(Prompt("", "Hi", 1), record)
+                    # While a model loads for longer than a request may wait, the answer is a 503.
+                    while record.status == 503:
+                        record = RequestRecord(max_tokens=1)
+                        await client.stream(Prompt("", "Hi", 1), record)
             except TimeoutError:
                 record.error = f"no answer within {self._start_timeout_s:g} s of the start"
         return record

@@ -50,8 +50,15 @@ def test_fixed_costs_and_costs_a_token_are_told_apart():
 
 def test_a_short_prompt_runs_as_soon_as_it_can_be_afforded():
     pace = observed(2.0, decode_s=0.010, token_s=0.001, min_chunk=256)
-    assert pace.allowance(8, 10) == 10
+    assert pace.allowance(8, 5) == 5
+    pace.spend(8, 5)
     assert pace.allowance(8, 300) == 0
+
+
+def test_several_short_prompts_are_waited_for_where_a_step_of_prefill_is_dear():
+    pace = observed(2.0, decode_s=0.010, token_s=0.00001, fixed_s=0.009)
+    assert pace.allowance(8, 80) == 0
+    assert pace.allowance(8, 80) == 80
 
 
 def test_part_of_a_prompt_comes_in_few_shapes():

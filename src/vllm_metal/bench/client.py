@@ -78,6 +78,7 @@ class StreamingClient:
         record.started_s = perf_counter()
         try:
             async with self._session.post(self._url, data=body) as response:
+                record.status = response.status
                 if response.status == 200:
                     await _read(response.content, record)
                 else:

@@ -11,7 +11,7 @@ class RequestRecord:
     """Moments are those of `time.perf_counter`, in seconds.
 
     `arrivals_s` are the moments at which text arrived, `finished_s` that of the last chunk. The token counts
-    are the server's, None where it sends none.
+    are the server's, None where it sends none; `status` is HTTP's.
     """
 
     max_tokens: int
@@ -21,6 +21,7 @@ class RequestRecord:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    status: int | None = None
     error: str | None = None
 
     @property

@@ -40,10 +40,13 @@ class StepPace:
         earned_s = (self.max_stretch - 1) * self._decode_cost(num_decodes)
         most_s = WINDOW * earned_s
         self._credit_s = min(self._credit_s + earned_s, most_s)
-        affordable = int((self._credit_s - self._fixed_s) / self._token_s)
+        worthwhile = max(self.min_chunk, int(self._fixed_s / self._token_s))
+        # A few short prompts are worth a step of their own only if it is cheap: soon they may be more.
+        thrift = 2 if num_wanted < worthwhile else 1
+        affordable = int((self._credit_s / thrift - self._fixed_s) / self._token_s)
         if affordable >= num_wanted:
             return num_wanted
-        least = min(max(self.min_chunk, int(self._fixed_s / self._token_s)), num_wanted)
+        least = min(worthwhile, num_wanted)
         if affordable < least and self._credit_s < most_s:
             return 0
         # A power of two: part of a prompt then comes in few shapes.

@@ -13,6 +13,8 @@ class StopStrings:
 
     def feed(self, text: str) -> str:
         """Text up to the earliest stop string, less a tail that is the beginning of one."""
+        if not self._stops:
+            return text
         self._held += text
         found = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if found:
@@ -29,7 +31,7 @@ class StopStrings:
         return safe
 
     def _num_held(self) -> int:
-        longest = max(map(len, self._stops), default=1) - 1
+        longest = max(map(len, self._stops)) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self._stops):
                 return size
