@@ -56,7 +56,7 @@ def make_core(
     max_step_stretch: float = 100.0,
 ) -> EngineCore:
     """`mode` is "fused", "split" or "serial"."""
-    sampler = Sampler(candidates=not overlap)
+    sampler = Sampler(candidates=not overlap, eos_token_ids=eos_token_ids)
     kv: KVCacheManager
     if mode == "fused":
         layers = layer_shapes(model)

@@ -99,6 +99,10 @@ class SamplingParams:
         return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
 
     @property
+    def constrained(self) -> bool:
+        return bool(self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens)
+
+    @property
     def penalized(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 

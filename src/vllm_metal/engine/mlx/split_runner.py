@@ -40,7 +40,7 @@ class SplitRunner:
         step = self._decode(rows) if rows else SampledStep.nothing()
         # Cache metadata too is evaluated at every step: left lazy, it grows into one graph of many steps.
         held = [self._batch.caches, *self._caches.values()]
-        mx.async_eval(step.token_ids, step.valid, [cache.state for caches in held for cache in caches])
+        mx.async_eval(step.arrays, [cache.state for caches in held for cache in caches])
         self._previous = step
         return step
 
@@ -48,6 +48,7 @@ class SplitRunner:
         self._batch = kv_cache.DecodeBatch()
         self._caches.clear()
         self._previous = None
+        self.sampler.reset()
         mx.clear_cache()
 
     def close(self) -> None:
