@@ -42,6 +42,8 @@ class SlotArrays:
                     self._segments[segment_id] = [
                         _copy(pools[slot.capacity], slot.row, start, num_tokens) for pools in self._pools
                     ]
+                    # Left lazy they would hold this version of the pools, and every later write copy it.
+                    mx.async_eval(self._segments[segment_id])
                 case Restore(segment_id, offset, slot, start, num_tokens):
                     for pools, segment in zip(self._pools, self._segments[segment_id], strict=True):
                         rows = slice(slot.row, slot.row + 1)
