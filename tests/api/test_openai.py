@@ -45,6 +45,13 @@ def decode_as(request_type: type[GenerationRequest], **fields: Any) -> Generatio
         ({"stop": []}, {}),
         ({"stop_token_ids": [3, 4]}, {"stop_token_ids": (3, 4)}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
+        ({"min_p": 0.1}, {"min_p": 0.1}),
+        ({"presence_penalty": -2, "frequency_penalty": 2}, {"presence_penalty": -2, "frequency_penalty": 2}),
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 1.1}),
+        ({"logit_bias": {"7": -100, "0": 0.5}}, {"logit_bias": ((7, -100.0), (0, 0.5))}),
+        ({"logit_bias": {}, "bad_words": []}, {}),
+        ({"min_tokens": 1}, {"min_tokens": 1}),
+        ({"allowed_token_ids": [5, 6]}, {"allowed_token_ids": (5, 6)}),
         ({"temperature": None, "stop": None, "seed": None, "n": None, "tools": None}, {}),
     ],
 )
@@ -63,6 +70,17 @@ def test_sampling_fields_are_honoured(
         ({"stop": ""}, "`stop` must be a non-empty string or a list of them"),
         ({"top_p": 2}, "`top_p` must be above 0 and at most 1, got 2.0"),
         ({"top_k": -(10**399)}, f"`top_k` must be -1 or 0 (off), or a positive number, got -1{78 * '0'}…"),
+        ({"min_p": 1.1}, "`min_p` must be between 0 and 1, got 1.1"),
+        ({"presence_penalty": 2.1}, "`presence_penalty` must be between -2 and 2, got 2.1"),
+        ({"frequency_penalty": -2.1}, "`frequency_penalty` must be between -2 and 2, got -2.1"),
+        ({"repetition_penalty": 0}, "`repetition_penalty` must be a number above 0, got 0.0"),
+        ({"min_tokens": -1}, "`min_tokens` must be at least 0, got -1"),
+        ({"min_tokens": 17}, "`min_tokens` must be at most `max_tokens`, which is 16, got 17"),
+        ({"allowed_token_ids": []}, "`allowed_token_ids` must name at least one"),
+        ({"logit_bias": {"1": 101}}, "the values of `logit_bias` must be between -100 and 100"),
+        ({"logit_bias": {"the": 1}}, "the keys of `logit_bias` must be token ids"),
+        ({"logit_bias": {"-1": 1}}, "the keys of `logit_bias` must be token ids"),
+        ({"logit_bias": {"9" * 5000: 1}}, "the keys of `logit_bias` must be token ids"),
     ],
 )
 def test_values_out_of_range_are_shown_in_short(fields: dict[str, Any], message: str) -> None:
@@ -70,6 +88,17 @@ def test_values_out_of_range_are_shown_in_short(fields: dict[str, Any], message:
         SamplingParams(**completion(**fields).sampling())
     assert caught.value.message == message
     assert [caught.value.param] == list(fields)
+
+
+def test_logprobs_of_a_chat_and_of_a_completion() -> None:
+    assert "logprobs" not in chat().sampling() | chat(logprobs=False, top_logprobs=0).sampling()
+    assert chat(logprobs=True).sampling()["logprobs"] == 0
+    assert chat(logprobs=True, top_logprobs=20).sampling()["logprobs"] == 20
+    assert "logprobs" not in completion().sampling()
+    assert completion(logprobs=0).sampling()["logprobs"] == 0
+    with pytest.raises(InvalidRequest) as caught:
+        chat(top_logprobs=2).sampling()
+    assert caught.value.param == "top_logprobs"
 
 
 def test_max_completion_tokens_wins() -> None:
@@ -109,12 +138,10 @@ def test_any_other_value_is_refused(request_type: type[GenerationRequest], name:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("presence_penalty", False),
         ("n", True),
         ("echo", 0),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
-        ("logprobs", True),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ],
 )
@@ -152,6 +179,13 @@ def test_no_field_is_in_two_tables() -> None:
         ({"stop_token_ids": [True]}, "stop_token_ids[0]", None),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", None),
         ({"max_completion_tokens": 0}, "max_completion_tokens", None),
+        ({"presence_penalty": False}, "presence_penalty", None),
+        ({"logit_bias": {"1": "x"}}, "logit_bias", None),
+        ({"logit_bias": [1]}, "logit_bias", None),
+        ({"bad_words": ["a", ""]}, "bad_words[1]", None),
+        ({"allowed_token_ids": ["1"]}, "allowed_token_ids[0]", None),
+        ({"logprobs": 2}, "logprobs", None),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", None),
         ({"messages": None}, "messages", "`messages` is required"),
         ({"messages": []}, "messages", None),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "`messages[0].role` is required"),

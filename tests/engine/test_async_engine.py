@@ -19,8 +19,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 class IdTokenizer:
     vocab_size = tiny_models.VOCAB_SIZE
+    token_bytes = None
 
-    def encode(self, text, *, add_special_tokens=True):
+    def encode(self, text, *, add_special_tokens=True, max_tokens=None, param="prompt"):
         return [ord(character) for character in text]
 
     def decode(self, token_ids):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -34,6 +35,8 @@ _SERVER_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message"
 
 Positive = Annotated[int, Meta(ge=1)]
 StopStrings = Annotated[list[str], Meta(max_length=16)]
+Words = list[Annotated[str, Meta(min_length=1)]]
+NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
 class StreamOptions(Struct):
@@ -50,27 +53,19 @@ class GenerationRequest(Struct, kw_only=True):
     """
 
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
-        "allowed_token_ids": (),
-        "bad_words": ([],),
         "best_of": (1,),
         "early_stopping": (False,),
         "echo": (False,),
-        "frequency_penalty": (0,),
         "guided_choice": (),
         "guided_grammar": (),
         "guided_json": (),
         "guided_regex": (),
         "include_stop_str_in_output": (False,),
         "length_penalty": (1,),
-        "logit_bias": ({},),
         "logits_processors": ([],),
-        "min_p": (0,),
-        "min_tokens": (0,),
         "n": (1,),
-        "presence_penalty": (0,),
         "priority": (0,),
         "prompt_logprobs": (),
-        "repetition_penalty": (1,),
         "response_format": ({"type": "text"},),
         "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
@@ -101,26 +96,52 @@ class GenerationRequest(Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Words | None = None
     seed: int | None = None
     max_tokens: Positive | None = None
+    min_tokens: int | None = None
     stop: str | StopStrings | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
-        """What the client asked of the sampler: SamplingParams' arguments, without those left open."""
+        """What the client asked of the sampler: SamplingParams' arguments, without those left open.
+
+        `bad_words` are not among them, since only the model can tell their tokens. Raises InvalidRequest.
+        """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         asked = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": tuple(_with_token_ids(self.logit_bias)) if self.logit_bias else None,
+            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             "seed": self.seed,
             "max_tokens": self.max_tokens,
+            "min_tokens": self.min_tokens,
             "stop": tuple(stop) if stop else None,
             "stop_token_ids": tuple(self.stop_token_ids) if self.stop_token_ids else None,
             "ignore_eos": self.ignore_eos,
         }
         return {name: value for name, value in asked.items() if value is not None}
+
+
+def _with_token_ids(logit_bias: dict[str, float]) -> Iterator[tuple[int, float]]:
+    for key, bias in logit_bias.items():
+        # More digits than any vocabulary takes are not worth reading.
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise InvalidRequest("the keys of `logit_bias` must be token ids", param="logit_bias")
+        yield int(key), bias
 
 
 class ContentPart(Struct):
@@ -196,16 +217,16 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         "documents": ([],),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "logprobs": (False,),
         "modalities": (["text"],),
         "prediction": (),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
-        "top_logprobs": (0,),
         "web_search_options": (),
     }
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    logprobs: bool = False
+    top_logprobs: NumLogprobs = 0
     max_completion_tokens: Positive | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool = True
@@ -215,6 +236,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         asked = super().sampling()
         if self.max_completion_tokens is not None:
             asked["max_tokens"] = self.max_completion_tokens
+        if self.logprobs:
+            asked["logprobs"] = self.top_logprobs
+        elif self.top_logprobs:
+            raise InvalidRequest("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
         return asked
 
     def template_messages(self) -> list[dict[str, Any]]:
@@ -235,13 +260,16 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = GenerationRequest.unsupported | {
         "add_special_tokens": (True,),
-        "logprobs": (),
         "prompt_embeds": (),
         "suffix": ("",),
     }
 
     prompt: str | list[str | int | list[int]]
     max_tokens: Positive | None = 16
+    logprobs: NumLogprobs | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        return super().sampling() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
 
     def single_prompt(self) -> str | list[int]:
         """The prompt, as text or as token ids; raises InvalidRequest unless there is exactly one."""
@@ -268,6 +296,28 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class AssistantMessage(Struct):
     content: str
     role: Literal["assistant"] = "assistant"
@@ -278,7 +328,7 @@ class ChatChoice(Struct):
     message: AssistantMessage
     finish_reason: str
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
@@ -298,7 +348,7 @@ class ChatChunkChoice(Struct):
     delta: Delta
     finish_reason: str | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletionChunk(Struct, tag_field="object", tag="chat.completion.chunk"):
@@ -313,7 +363,7 @@ class TextChoice(Struct):
     text: str
     finish_reason: str | None = None
     index: int = 0
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
 
 
 class Completion(Struct, tag_field="object", tag="text_completion"):

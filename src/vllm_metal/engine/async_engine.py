@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,12 +23,23 @@ from vllm_metal.errors import EngineBusy, EngineUnavailable, InvalidRequest, Pro
 logger = logging.getLogger(__name__)
 
 
+class TokenBytes(Protocol):
+    """The bytes that tokens add to a text, and what those are called that add none."""
+
+    def __getitem__(self, token_id: int) -> bytes: ...
+    def spelling(self, token_id: int) -> bytes: ...
+
+
 class Tokenizer(Protocol):
     """What requests need of a tokenizer; see `engine/mlx/tokenizer.py`."""
 
     @property
     def vocab_size(self) -> int: ...
-    def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]: ...
+    @property
+    def token_bytes(self) -> TokenBytes: ...
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None, param: str = ...
+    ) -> list[int]: ...
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, max_tokens: int | None = None, **template_kwargs: Any
     ) -> list[int]: ...
@@ -135,12 +146,23 @@ class AsyncEngine:
         self._thread.start()
         loaded = await asyncio.shield(self._loaded)
         self._tokenizer = loaded.tokenizer
+        self.token_bytes = loaded.tokenizer.token_bytes
         self.max_model_len = loaded.max_model_len
         self.sampling_defaults = loaded.sampling_defaults
 
     async def encode(self, text: str) -> list[int]:
         """Raises PromptTooLong for a text too long to be worth the work."""
         encode = partial(self._tokenizer.encode, text, max_tokens=self.max_model_len)
+        return await self._loop.run_in_executor(self._tokenizing, encode)
+
+    async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each of `words` as it begins a text, and as it stands behind a space. Raises InvalidRequest."""
+
+        def encode() -> tuple[tuple[int, ...], ...]:
+            spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
+            encode_one = partial(self._tokenizer.encode, add_special_tokens=False, param="bad_words")
+            return tuple({tuple(encode_one(spelling)): None for spelling in spellings})
+
         return await self._loop.run_in_executor(self._tokenizing, encode)
 
     async def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
@@ -166,6 +188,8 @@ class AsyncEngine:
         if self.failure or self._stopping:
             raise EngineUnavailable(self.failure or "the server is shutting down")
         self._check_prompt(prompt_token_ids, prompt_param)
+        self._check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
         if len(self._streams) >= self._max_queued:
             raise EngineBusy(f"{len(self._streams)} requests are already queued or running")
         left = self.max_model_len - len(prompt_token_ids)
@@ -197,15 +221,18 @@ class AsyncEngine:
     def _check_prompt(self, prompt_token_ids: list[int], param: str) -> None:
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty", param=param)
-        if not 0 <= min(prompt_token_ids) <= max(prompt_token_ids) < self._tokenizer.vocab_size:
-            raise InvalidRequest(
-                f"token ids must be between 0 and {self._tokenizer.vocab_size - 1}", param=param
-            )
+        self._check_token_ids(param, prompt_token_ids)
         if len(prompt_token_ids) >= self.max_model_len:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_token_ids)} tokens, and this model serves at most "
                 f"{self.max_model_len} tokens of prompt and answer together",
                 param=param,
+            )
+
+    def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._tokenizer.vocab_size:
+            raise InvalidRequest(
+                f"token ids must be between 0 and {self._tokenizer.vocab_size - 1}", param=param
             )
 
     def _next_seed(self) -> int:

@@ -16,11 +16,14 @@ from vllm_metal.api.openai import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatCompletionRequest,
+    ChatLogprobs,
     Delta,
     Usage,
 )
+from vllm_metal.engine.async_engine import TokenBytes
+from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.server import bodies, generation
+from vllm_metal.server import bodies, generation, logprobs
 from vllm_metal.server.keys import MANAGER
 
 
@@ -30,9 +33,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     messages, template_kwargs = body.template_messages(), body.template_kwargs()
     manager = request.app[MANAGER]
     async with manager.acquire(body.model) as engine:
-        params = SamplingParams(**{**engine.sampling_defaults, **body.sampling()})
+        params = await generation.sampling_params(engine, body)
         prompt_token_ids = await engine.encode_chat(messages, **template_kwargs)
-        wording = ChatWording(model=manager.served_names[0])
+        wording = ChatWording(manager.served_names[0], engine.token_bytes)
         outputs = engine.add_request(wording.id, prompt_token_ids, params, prompt_param="messages")
         return await generation.respond(request, outputs, wording, body)
 
@@ -40,27 +43,31 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 @dataclass(frozen=True, slots=True)
 class ChatWording:
     model: str
+    token_bytes: TokenBytes
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def opening(self) -> list[ChatCompletionChunk]:
-        return [self._chunk(Delta(role="assistant", content=""))]
+        return [self._chunk(ChatChunkChoice(Delta(role="assistant", content="")))]
 
-    def delta(self, text: str, usage: Usage | UnsetType) -> ChatCompletionChunk:
-        return self._chunk(Delta(content=text), usage=usage)
+    def delta(self, output: RequestOutput, usage: Usage | UnsetType) -> ChatCompletionChunk:
+        choice = ChatChunkChoice(Delta(content=output.text), logprobs=self._logprobs(output))
+        return self._chunk(choice, usage)
 
     def closing(self, finish_reason: str, usage: Usage | UnsetType) -> ChatCompletionChunk:
-        return self._chunk(Delta(), finish_reason, usage)
+        return self._chunk(ChatChunkChoice(Delta(), finish_reason), usage)
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         return ChatCompletionChunk(self.id, self.created, self.model, [], usage)
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> ChatCompletion:
-        choice = ChatChoice(AssistantMessage(text), finish_reason)
+    def whole(self, output: RequestOutput, usage: Usage) -> ChatCompletion:
+        assert output.finish_reason is not None
+        message = AssistantMessage(output.text)
+        choice = ChatChoice(message, output.finish_reason, logprobs=self._logprobs(output))
         return ChatCompletion(self.id, self.created, self.model, [choice], usage)
 
-    def _chunk(
-        self, delta: Delta, finish_reason: str | None = None, usage: Usage | UnsetType = UNSET
-    ) -> ChatCompletionChunk:
-        choice = ChatChunkChoice(delta, finish_reason)
+    def _logprobs(self, output: RequestOutput) -> ChatLogprobs | None:
+        return logprobs.of_chat(output.logprobs, self.token_bytes) if output.logprobs else None
+
+    def _chunk(self, choice: ChatChunkChoice, usage: Usage | UnsetType = UNSET) -> ChatCompletionChunk:
         return ChatCompletionChunk(self.id, self.created, self.model, [choice], usage)

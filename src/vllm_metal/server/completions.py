@@ -10,9 +10,11 @@ from aiohttp import web
 from msgspec import Struct, UnsetType
 
 from vllm_metal.api.openai import Completion, CompletionRequest, TextChoice, Usage
+from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.server import bodies, generation
 from vllm_metal.server.keys import MANAGER
+from vllm_metal.server.logprobs import TextLogprobsWriter
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -21,9 +23,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     prompt = body.single_prompt()
     manager = request.app[MANAGER]
     async with manager.acquire(body.model) as engine:
-        params = SamplingParams(**{**engine.sampling_defaults, **body.sampling()})
+        params = await generation.sampling_params(engine, body)
         prompt_token_ids = await engine.encode(prompt) if isinstance(prompt, str) else prompt
-        wording = CompletionWording(model=manager.served_names[0])
+        wording = CompletionWording(manager.served_names[0], TextLogprobsWriter(engine.token_bytes))
         outputs = engine.add_request(wording.id, prompt_token_ids, params)
         return await generation.respond(request, outputs, wording, body)
 
@@ -31,14 +33,15 @@ async def completions(request: web.Request) -> web.StreamResponse:
 @dataclass(frozen=True, slots=True)
 class CompletionWording:
     model: str
+    logprobs: TextLogprobsWriter
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def opening(self) -> list[Struct]:
         return []
 
-    def delta(self, text: str, usage: Usage | UnsetType) -> Completion:
-        return self._completion([TextChoice(text)], usage)
+    def delta(self, output: RequestOutput, usage: Usage | UnsetType) -> Completion:
+        return self._completion([self._choice(output)], usage)
 
     def closing(self, finish_reason: str, usage: Usage | UnsetType) -> Completion:
         return self._completion([TextChoice("", finish_reason)], usage)
@@ -46,8 +49,12 @@ class CompletionWording:
     def usage(self, usage: Usage) -> Completion:
         return self._completion([], usage)
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> Completion:
-        return self._completion([TextChoice(text, finish_reason)], usage)
+    def whole(self, output: RequestOutput, usage: Usage) -> Completion:
+        return self._completion([self._choice(output, output.finish_reason)], usage)
+
+    def _choice(self, output: RequestOutput, finish_reason: str | None = None) -> TextChoice:
+        logprobs = self.logprobs.write(output.logprobs) if output.logprobs else None
+        return TextChoice(output.text, finish_reason, logprobs=logprobs)
 
     def _completion(self, choices: list[TextChoice], usage: Usage | UnsetType) -> Completion:
         return Completion(self.id, self.created, self.model, choices, usage)

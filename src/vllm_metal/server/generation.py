@@ -9,8 +9,9 @@ from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
 from vllm_metal.api.openai import GenerationRequest, PromptTokensDetails, StreamOptions, Usage
-from vllm_metal.engine.async_engine import RequestStream
+from vllm_metal.engine.async_engine import AsyncEngine, RequestStream
 from vllm_metal.engine.outputs import FinishReason, RequestOutput
+from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import EngineError, EngineUnavailable
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import USAGE
@@ -21,10 +22,18 @@ class Wording(Protocol):
     """How an endpoint puts an answer: as chunks (opening, deltas, closing, usage) or as a whole."""
 
     def opening(self) -> Sequence[Struct]: ...
-    def delta(self, text: str, usage: Usage | UnsetType) -> Struct: ...
+    def delta(self, output: RequestOutput, usage: Usage | UnsetType) -> Struct: ...
     def closing(self, finish_reason: str, usage: Usage | UnsetType) -> Struct: ...
     def usage(self, usage: Usage) -> Struct: ...
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> Struct: ...
+    def whole(self, output: RequestOutput, usage: Usage) -> Struct: ...
+
+
+async def sampling_params(engine: AsyncEngine, body: GenerationRequest) -> SamplingParams:
+    """What the request asks for, else what the model's makers advise. Raises InvalidRequest."""
+    asked = body.sampling()
+    if body.bad_words:
+        asked["bad_words"] = await engine.encode_words(body.bad_words)
+    return SamplingParams(**{**engine.sampling_defaults, **asked})
 
 
 async def respond(
@@ -46,8 +55,8 @@ async def _streamed(
             usage = _usage(request, output)
             running_usage = usage if options.continuous_usage_stats else UNSET
             chunks = []
-            if output.text:
-                chunks.append(wording.delta(output.text, running_usage))
+            if output.text or output.logprobs:
+                chunks.append(wording.delta(output, running_usage))
             if output.finish_reason:
                 chunks.append(wording.closing(output.finish_reason, running_usage))
                 if options.include_usage:
@@ -57,12 +66,11 @@ async def _streamed(
 
 
 async def _whole(request: web.Request, outputs: RequestStream, wording: Wording) -> web.Response:
-    texts = []
+    whole = RequestOutput(outputs.request_id)
     async for output in outputs:
         usage = _usage(request, output)
-        texts.append(output.text)
-    assert output.finish_reason is not None
-    return bodies.reply(wording.whole("".join(texts), output.finish_reason, usage))
+        whole.merge(output)
+    return bodies.reply(wording.whole(whole, usage))
 
 
 def _usage(request: web.Request, output: RequestOutput) -> Usage:

@@ -51,6 +51,10 @@ class TokenBytes(dict[int, bytes]):
         piece = self[token_id] = self._bytes_of(token_id, behind="a")
         return piece
 
+    def spelling(self, token_id: int) -> bytes:
+        """The bytes of a token, or the name of one that adds none to a text."""
+        return self[token_id] or (self._backend.id_to_token(token_id) or "").encode()
+
     def at_start(self, token_id: int) -> bytes:
         """The bytes of a token that begins a text."""
         return self._bytes_of(token_id, behind="")

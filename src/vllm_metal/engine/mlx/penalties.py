@@ -66,5 +66,6 @@ def _in_prompt(request: Request, vocab_size: int) -> NDArray[Any]:
 
 
 def _counts(request: Request, vocab_size: int) -> NDArray[Any]:
+    assert not request.num_pending_tokens, "a token of unknown id cannot be counted"
     output_token_ids = np.array(request.token_ids[request.num_prompt_tokens :], np.int64)
     return np.bincount(output_token_ids, minlength=vocab_size).astype(np.float32)

@@ -33,7 +33,7 @@ class Tokenizer:
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
-        self._token_bytes = TokenBytes(self.backend)
+        self.token_bytes = TokenBytes(self.backend)
         own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.eos_token_ids = frozenset(eos_token_ids).union(own_eos)
         self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
@@ -114,4 +114,4 @@ class Tokenizer:
 
     def detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
         """A fresh detokenizer for one answer to the prompt."""
-        return Detokenizer(self._token_bytes, prompt_token_ids)
+        return Detokenizer(self.token_bytes, prompt_token_ids)
