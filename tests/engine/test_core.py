@@ -57,6 +57,9 @@ class ScriptedRunner:
     def reset(self) -> None:
         self.num_resets += 1
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

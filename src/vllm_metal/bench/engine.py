@@ -226,6 +226,9 @@ class _TimedRunner:
     def reset(self) -> None:
         self._runner.reset()
 
+    def rest(self) -> None:
+        self._runner.rest()
+
     def close(self) -> None:
         self._runner.close()
 

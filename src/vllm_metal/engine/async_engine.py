@@ -295,6 +295,8 @@ class AsyncEngine:
 
     def _receive(self, core: EngineCore) -> bool:
         """Apply all messages, waiting for one if there is nothing else to do; false on Stop."""
+        if not core.has_work() and self._inbox.empty():
+            core.rest()
         while True:
             try:
                 message = self._inbox.get(block=not core.has_work())

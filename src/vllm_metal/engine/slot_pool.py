@@ -13,6 +13,8 @@ from vllm_metal.engine.request import Request
 SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: Capacities double from here on, in tokens; the smallest is 2048 where memory allows.
 SMALLEST_CAPACITIES = (2048, 1024, 512)
+#: Most of the budget that requests gone by may keep: a daemon should not fill a machine because it can.
+PREFIX_SHARE = 1 / 4
 #: Tokens of answer that a new request gets room for, so that a short one never has to move.
 HEADROOM = 256
 
@@ -170,7 +172,8 @@ class SlotKVCacheManager:
         span = self.prefixes.store(request, num_tokens)
         if span is not None:
             self._changes.append(Store(span.segment_id, self._slots[request], span.start, span.num_tokens))
-            self._shrink_prefixes(self.budget_bytes - self.used_bytes)
+            most_bytes = int(PREFIX_SHARE * self.budget_bytes)
+            self._shrink_prefixes(min(most_bytes, self.budget_bytes - self.used_bytes))
 
     def is_worth_waiting(self, request: Request) -> bool:
         return not request.params.skip_reading_prefix_cache and self.prefixes.is_computed_by_another(request)

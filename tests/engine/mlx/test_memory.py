@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+
 import tiny_models
 from engine_driver import make_core, request, run
-
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 
 
@@ -32,6 +32,15 @@ def test_500_joins_and_leaves(how, overlap):
     # What is kept of prompts fills its share of the budget early on.
     assert max(seen[5:]) <= 1.02 * max(seen[:5])
     assert max(seen) - seen[0] <= budget
+
+
+def test_at_rest_nothing_is_held_for_what_may_come():
+    core = make_core(tiny_models.make("llama"), mode="fused")
+    run(core, [request("r", [1] * 100)])
+    mx.synchronize()
+    assert mx.get_cache_memory() > 0
+    core.rest()
+    assert mx.get_cache_memory() == 0
 
 
 def test_what_is_kept_of_prompts_is_kept_once():

@@ -23,12 +23,12 @@ def is_cpu() -> bool:
 
 
 def memory_bytes() -> int:
-    """What MLX may use in all: Metal's recommended working set, elsewhere all memory of device or host."""
-    info = mx.device_info()
+    """What MLX may use in all: Metal's recommended working set, a GPU's memory, or what the host can spare."""
+    info = {} if is_cpu() else mx.device_info()
     for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
         if size := info.get(key):
             return int(size)
-    return int(psutil.virtual_memory().total)
+    return int(psutil.virtual_memory().available + mx.get_active_memory())
 
 
 def prepare() -> None:

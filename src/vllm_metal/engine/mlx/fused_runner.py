@@ -77,6 +77,9 @@ class FusedRunner:
         self._previous = None
         mx.clear_cache()
 
+    def rest(self) -> None:
+        mx.clear_cache()
+
     def close(self) -> None:
         """Drop every array, and the streams of this thread: one that ends with them aborts the process."""
         self.reset()

@@ -51,6 +51,9 @@ class SplitRunner:
         self.sampler.reset()
         mx.clear_cache()
 
+    def rest(self) -> None:
+        mx.clear_cache()
+
     def close(self) -> None:
         """Drop every array, and the streams of this thread: one that ends with them aborts the process."""
         self.reset()
