@@ -23,7 +23,7 @@ def is_cpu() -> bool:
 
 
 def memory_bytes() -> int:
-    """What MLX may use in all: Metal's recommended working set, a GPU's memory, or what the host can spare."""
+    """What MLX may use in all: Metal's recommended working set, a GPU's memory, what a host has to spare."""
     info = {} if is_cpu() else mx.device_info()
     for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
         if size := info.get(key):
