@@ -14,7 +14,7 @@ from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.split_runner import SplitRunner
 from vllm_metal.engine.output_processor import OutputProcessor
-from vllm_metal.engine.outputs import RequestOutput
+from vllm_metal.engine.outputs import RequestOutput, TokenLogprobs
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import Scheduler
@@ -39,6 +39,7 @@ class IdDetokenizer:
 class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     last: RequestOutput | None = None
 
 
@@ -92,6 +93,7 @@ def collect(outputs: Iterable[RequestOutput], answers: dict[str, Answer]) -> Non
         answer = answers.setdefault(output.request_id, Answer())
         answer.token_ids += output.token_ids
         answer.text += output.text
+        answer.logprobs += output.logprobs
         answer.last = output
 
 
