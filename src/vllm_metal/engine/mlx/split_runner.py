@@ -52,6 +52,7 @@ class SplitRunner:
         mx.clear_cache()
 
     def rest(self) -> None:
+        self.sampler.reset()
         mx.clear_cache()
 
     def close(self) -> None:
