@@ -106,6 +106,14 @@ def test_a_bad_word_never_comes(client):
     assert "Paris" not in without
 
 
+def test_an_answer_goes_on_for_min_tokens(client):
+    short = chat(client, max_tokens=40)
+    assert short.choices[0].finish_reason == "stop"
+    at_least = short.usage.completion_tokens + 5
+    long = chat(client, max_tokens=40, extra_body={"min_tokens": at_least})
+    assert long.usage.completion_tokens >= at_least
+
+
 def test_only_allowed_tokens_come(client):
     entries = (
         chat(client, logprobs=True, extra_body={"allowed_token_ids": [20, 21]}).choices[0].logprobs.content

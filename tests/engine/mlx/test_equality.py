@@ -25,11 +25,15 @@ PROMPTS = [
 #: Families whose attention goes through mlx-lm's one function, on plain keys and values.
 FUSED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "gpt_oss")
 
-MODES = [(name, mode) for name in tiny_models.CONFIGS for mode in ("split", "serial")]
-MODES += [(name, mode) for name in FUSED for mode in ("fused", "fused and static")]
+FUSED_MODES = [(name, mode) for name in FUSED for mode in ("fused", "fused and static")]
+MODES = [(name, mode) for name in tiny_models.CONFIGS for mode in ("split", "serial")] + FUSED_MODES
 
 
-@pytest.fixture(scope="module", params=MODES, ids=lambda param: f"{param[0]}-{param[1]}")
+def _named(param):
+    return f"{param[0]}-{param[1]}"
+
+
+@pytest.fixture(scope="module", params=MODES, ids=_named)
 def case(request):
     """A tiny model, and how to run it."""
     name, mode = request.param
@@ -133,11 +137,10 @@ def test_preempted(core, case):
         _assert_same(answers[str(index)].token_ids, _reference(model, prompt, 300))
 
 
-def test_prefix_hits(core, case, references):
+@pytest.mark.parametrize("case", FUSED_MODES, ids=_named, indirect=True)
+def test_prefix_hits(core, case):
     """Again, one that begins alike, and the next turn of a conversation."""
-    model, how = case
-    if how["mode"] != "fused":
-        pytest.skip("this mode keeps no prefixes")
+    model, _ = case
     engine = core()
     long = [(11 * i + 4) % tiny_models.VOCAB_SIZE for i in range(150)]
     (answer,) = run(engine, [request("first", long, max_tokens=60)]).values()
@@ -153,10 +156,9 @@ def test_prefix_hits(core, case, references):
         _assert_same(answers[name].token_ids, _reference(model, prompt, 12))
 
 
+@pytest.mark.parametrize("case", FUSED_MODES, ids=_named, indirect=True)
 def test_one_prefix_is_prefilled_once(core, case):
-    model, how = case
-    if how["mode"] != "fused":
-        pytest.skip("this mode keeps no prefixes")
+    model, _ = case
     shared = [(3 * i + 1) % tiny_models.VOCAB_SIZE for i in range(200)]
     prompts = {str(i): [*shared, i, i + 1] for i in range(4)}
     answers = run(core(), [request(name, prompt) for name, prompt in prompts.items()])

@@ -125,7 +125,7 @@ def test_preempted(model, overlap):
     assert_same(answers, {each.request_id: solo(model, each) for each in pair()})
 
 
-@pytest.mark.parametrize("mode", ["split"])
+@pytest.mark.parametrize("mode", ["split", "fused"])
 def test_computed_again_after_a_failed_step(model, alone, mode):
     core = make_core(model, mode=mode, overlap=True, eos_token_ids=EOS, max_num_seqs=16)
     launch, num_launches = core.runner.launch, 0

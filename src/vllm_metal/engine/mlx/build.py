@@ -57,7 +57,7 @@ def build(path: Path, config: Config) -> LoadedEngine:
         mode = choose_mode(loaded.model, loaded.config, loaded.tokenizer.vocab_size)
         step_bytes = _step_bytes(loaded.model, max_num_batched_tokens)
         budget_bytes = int(engine.gpu_memory_utilization * device.memory_bytes()) - mx.get_active_memory()
-        runner, kv = _runner(loaded.model, mode, budget_bytes - step_bytes, loaded.context_length, config)
+        runner, kv = _runner(loaded, mode, budget_bytes - step_bytes, config)
         max_model_len = _max_model_len(kv, loaded.context_length, config)
         scheduler = Scheduler(
             kv,
@@ -87,9 +87,10 @@ def build(path: Path, config: Config) -> LoadedEngine:
 
 
 def _runner(
-    model: Any, mode: Mode, budget_bytes: int, context_length: int, config: Config
+    loaded: loader.LoadedModel, mode: Mode, budget_bytes: int, config: Config
 ) -> tuple[ModelRunner, KVCacheManager]:
-    sampler = Sampler(candidates=device.is_cpu())
+    model = loaded.model
+    sampler = Sampler(candidates=device.is_cpu(), eos_token_ids=loaded.eos_token_ids)
     if mode is not Mode.FUSED:
         kv = RectangularKVCacheManager(kv_cache.measure(model), budget_bytes)
         return SplitRunner(model, sampler, batched=mode is Mode.SPLIT), kv
@@ -99,7 +100,7 @@ def _runner(
         slot_spec(layers),
         budget_bytes,
         max_num_seqs=config.engine.max_num_seqs,
-        max_model_len=config.engine.max_model_len or context_length,
+        max_model_len=config.engine.max_model_len or loaded.context_length,
         compact=device.is_cpu(),
     )
     return FusedRunner(model, layers, slots, sampler, static=not device.is_cpu()), slots

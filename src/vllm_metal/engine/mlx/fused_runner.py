@@ -66,7 +66,7 @@ class FusedRunner:
         else:
             logits = self._forward(tokens.pack(), tokens.previous, groups, [], self._arrays)
         step = self.sampler.sample(logits, rows)
-        mx.async_eval(step.token_ids, step.valid, self._arrays.arrays)
+        mx.async_eval(step.arrays, self._arrays.arrays)
         self._previous = step
         return step
 
@@ -75,9 +75,11 @@ class FusedRunner:
         self.kv.take_changes()
         self._arrays = SlotArrays(self._layers)
         self._previous = None
+        self.sampler.reset()
         mx.clear_cache()
 
     def rest(self) -> None:
+        self.sampler.reset()
         mx.clear_cache()
 
     def close(self) -> None:
