@@ -64,7 +64,6 @@ class GenerationRequest(Struct, kw_only=True):
         "length_penalty": (1,),
         "logits_processors": ([],),
         "n": (1,),
-        "priority": (0,),
         "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
         "return_token_ids": (False,),
@@ -109,6 +108,9 @@ class GenerationRequest(Struct, kw_only=True):
     stop: str | StopStrings | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    skip_reading_prefix_cache: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
         """What the client asked of the sampler: SamplingParams' arguments, without those left open.
@@ -132,6 +134,9 @@ class GenerationRequest(Struct, kw_only=True):
             "stop": tuple(stop) if stop else None,
             "stop_token_ids": tuple(self.stop_token_ids) if self.stop_token_ids else None,
             "ignore_eos": self.ignore_eos,
+            "priority": self.priority,
+            "cache_salt": self.cache_salt,
+            "skip_reading_prefix_cache": self.skip_reading_prefix_cache,
         }
         return {name: value for name, value in asked.items() if value is not None}
 

@@ -197,7 +197,7 @@ def _end_token_ids(config: dict[str, Any]) -> list[int]:
 def _generation_defaults(generation_config: dict[str, Any]) -> dict[str, float]:
     if generation_config.get("do_sample") is False:
         return {}
-    names = ("temperature", "top_p", "top_k")
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     defaults = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     try:
         SamplingParams(**defaults)
