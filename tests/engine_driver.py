@@ -18,7 +18,7 @@ from vllm_metal.engine.outputs import RequestOutput, TokenLogprobs
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import Scheduler
-from vllm_metal.engine.slot_pool import SlotKVCacheManager
+from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
 
 

@@ -7,7 +7,7 @@ from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
 from vllm_metal.engine.prefix_cache import BLOCK_SIZE, PrefixCache
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.engine.slot_pool import Drop, Move, Resize, Restore, SlotKVCacheManager, Store
+from vllm_metal.engine.slot_kv_cache_manager import Drop, Move, Resize, Restore, SlotKVCacheManager, Store
 
 
 def make_request(token_ids: list[int], **params) -> Request:

@@ -12,7 +12,7 @@ from vllm_metal.engine.outputs import FinishReason
 from vllm_metal.engine.request import Request, RequestStatus
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import Scheduler
-from vllm_metal.engine.slot_pool import SlotKVCacheManager
+from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
 
 SPEC = KVCacheSpec((KVLayerGroup(2), KVLayerGroup(1, max_tokens=300)), state_bytes=10)

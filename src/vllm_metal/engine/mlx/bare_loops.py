@@ -15,7 +15,7 @@ from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes
 from vllm_metal.engine.mlx.slot_arrays import SlotArrays
 from vllm_metal.engine.mlx.split_runner import SplitRunner
-from vllm_metal.engine.slot_pool import Resize, Slot
+from vllm_metal.engine.slot_kv_cache_manager import Resize, Slot
 
 #: Most tokens of one forward while prompts are prefilled.
 _PREFILL_TOKENS = 2048

@@ -21,7 +21,7 @@ from vllm_metal.engine.mlx.self_check import Mode, choose_mode
 from vllm_metal.engine.mlx.split_runner import SplitRunner
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.scheduler import Scheduler
-from vllm_metal.engine.slot_pool import SlotKVCacheManager
+from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
 from vllm_metal.errors import ModelError
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from vllm_metal.engine.mlx.slot_arrays import SlotArrays
-from vllm_metal.engine.slot_pool import Slot
+from vllm_metal.engine.slot_kv_cache_manager import Slot
 
 
 class Window(NamedTuple):

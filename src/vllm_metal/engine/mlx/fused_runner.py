@@ -15,7 +15,7 @@ from vllm_metal.engine.mlx.slot_arrays import LayerShape, SlotArrays
 from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.scheduler import SchedulerOutput
-from vllm_metal.engine.slot_pool import SLOT_COUNTS, SlotKVCacheManager
+from vllm_metal.engine.slot_kv_cache_manager import SLOT_COUNTS, SlotKVCacheManager
 
 #: Chunks are rounded up to these, so that steps come in few shapes.
 _CHUNK_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

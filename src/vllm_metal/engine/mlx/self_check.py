@@ -17,7 +17,7 @@ from vllm_metal.engine.mlx.split_runner import SplitRunner
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import SchedulerOutput
-from vllm_metal.engine.slot_pool import SlotKVCacheManager
+from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 
 logger = logging.getLogger(__name__)
 

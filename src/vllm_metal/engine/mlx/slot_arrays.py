@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from vllm_metal.engine.slot_pool import Change, Drop, Move, Resize, Restore, Store
+from vllm_metal.engine.slot_kv_cache_manager import Change, Drop, Move, Resize, Restore, Store
 
 
 @dataclass(frozen=True, slots=True)

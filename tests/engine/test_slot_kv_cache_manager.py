@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.engine.slot_pool import Move, Resize, Slot, SlotKVCacheManager
+from vllm_metal.engine.slot_kv_cache_manager import Move, Resize, Slot, SlotKVCacheManager
 
 SPEC = KVCacheSpec((KVLayerGroup(1),))
 
