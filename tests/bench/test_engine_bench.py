@@ -168,3 +168,12 @@ def test_contenders_take_turns_in_going_first_and_ratios_are_of_one_round():
     assert len({str(prompts) for _, prompts in seen}) == 6
     assert result.ratios["a", "b"].output_throughput == 2.0
     assert result.medians["a"].output_throughput == 0.5
+
+
+def test_the_scheduler_is_timed_in_every_case():
+    from scheduler import CASES
+    from scheduler import measure as measure_scheduler
+
+    measured = measure_scheduler(num_steps=3)
+    assert measured.keys() == CASES.keys()
+    assert all(0 < figures["median_us"] <= figures["p99_us"] for figures in measured.values())

@@ -66,8 +66,7 @@ def build(path: Path, config: Config) -> LoadedEngine:
             pace=StepPace(engine.max_step_stretch, _CPU_LEAST_CHUNK if device.is_cpu() else _GPU_LEAST_CHUNK),
         )
     except BaseException:
-        # This thread ends with the error; its streams must not outlive it.
-        mx.clear_streams()
+        device.leave_thread()
         raise
     logger.info(
         "loaded `%s` in %.1f s: %s on %s, weights %.2f GB, KV budget %.2f GB, context %d, %s mode",

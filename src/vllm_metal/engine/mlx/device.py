@@ -37,3 +37,10 @@ def prepare() -> None:
     if mx.metal.is_available():
         mx.set_wired_limit(limit)
     mx.set_cache_limit(limit // 16)
+
+
+def leave_thread() -> None:
+    """End this thread's use of MLX, its arrays being dropped: one that ends with streams aborts the process."""
+    mx.synchronize()
+    mx.clear_cache()
+    mx.clear_streams()

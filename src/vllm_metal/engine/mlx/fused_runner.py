@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.mlx import head, linear, sdpa
+from vllm_metal.engine.mlx import device, head, linear, sdpa
 from vllm_metal.engine.mlx.fused import Chunk, DecodeGroup, LayerKV, StepPlan
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.mlx.slot_arrays import LayerShape, SlotArrays
@@ -20,6 +20,8 @@ from vllm_metal.engine.slot_kv_cache_manager import SLOT_COUNTS, SlotKVCacheMana
 #: Chunks are rounded up to these, so that steps come in few shapes.
 _CHUNK_LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LEAST_KEY_LENGTH = 256
+#: Traces kept. More shapes than that are not met again soon.
+_MOST_TRACES = 128
 
 
 class FusedRunner:
@@ -83,13 +85,10 @@ class FusedRunner:
         mx.clear_cache()
 
     def close(self) -> None:
-        """Drop every array, and the streams of this thread: one that ends with them aborts the process."""
         self.reset()
         self._decodes.clear()
         self.model = None
-        mx.synchronize()
-        mx.clear_cache()
-        mx.clear_streams()
+        device.leave_thread()
 
     def _plan_groups(
         self, scheduled: dict[Request, int], tokens: StepTokens, rows: list[Request | None]
@@ -166,6 +165,8 @@ class FusedRunner:
         key = tuple(groups)
         capacities = [group.capacity for group in groups]
         if key not in self._decodes:
+            if len(self._decodes) == _MOST_TRACES:
+                self._decodes.clear()
 
             def decode(packed: mx.array, previous: mx.array, *flat: mx.array) -> list[mx.array]:
                 arrays = SlotArrays(self._layers)

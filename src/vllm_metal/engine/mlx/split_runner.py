@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.mlx import kv_cache
+from vllm_metal.engine.mlx import device, kv_cache
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
 from vllm_metal.engine.request import Request
@@ -56,12 +56,9 @@ class SplitRunner:
         mx.clear_cache()
 
     def close(self) -> None:
-        """Drop every array, and the streams of this thread: one that ends with them aborts the process."""
         self.reset()
         self.model = None
-        mx.synchronize()
-        mx.clear_cache()
-        mx.clear_streams()
+        device.leave_thread()
 
     def _prefill(self, request: Request, num_tokens: int) -> None:
         start = request.num_computed_tokens
