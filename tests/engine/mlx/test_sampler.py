@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_metal.engine.core import ModelRunnerOutput
+from vllm_metal.engine.mlx import draw
 from vllm_metal.engine.mlx.draw import uniform_for
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.request import Request
@@ -30,6 +31,12 @@ def make_request(seed: int = 0, position: int = 0, **params) -> Request:
 
 def random_logits(rows: int, *, scale: float = 3.0, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> mx.array:
     return scale * mx.random.normal((rows, vocab_size), key=mx.random.key(seed))
+
+
+@pytest.fixture(autouse=True)
+def fewer_candidates_than_tokens(monkeypatch):
+    """As in a real vocabulary."""
+    monkeypatch.setattr(draw, "NUM_CANDIDATES", 256)
 
 
 @pytest.fixture(params=[True, False], ids=["candidates", "sorted"])

@@ -40,7 +40,7 @@ def prepare() -> None:
 
 
 def leave_thread() -> None:
-    """End this thread's use of MLX, its arrays being dropped: one that ends with streams aborts the process."""
+    """End this thread's use of MLX, its arrays being dropped: one that keeps streams aborts at its end."""
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()

@@ -13,8 +13,9 @@ import mlx.core as mx
 
 from vllm_metal.engine.request import Request
 
-#: How many of a row's largest logits are sorted to find its cuts where sorting is what costs (on the CPU).
-NUM_CANDIDATES = 256
+#: How many of a row's largest logits are looked at where sorting all is what costs (on the CPU). Picking them
+#: costs the same whatever their number.
+NUM_CANDIDATES = 2048
 
 
 class Draw:
@@ -50,7 +51,9 @@ class Draw:
         self._temperature, self._top_k, self._top_p, self._log_min_p, greedy = packed
         self._greedy = greedy > 0
         self._has_min_p = any(min_p)
-        self._has_cut = any(k < vocab_size for k in top_k) or any(p < 1.0 for p in top_p)
+        is_cut = [k < vocab_size or p < 1.0 for k, p in zip(top_k, top_p, strict=True)]
+        self._has_cut = any(is_cut)
+        self._all_cut = all(is_cut[row] for row, params in enumerate(asked) if params)
 
     def draw(self, logits: mx.array, greedy: mx.array) -> mx.array:
         """Token ids [rows] out of `logits` [rows, vocabulary]; greedy rows get theirs of `greedy` [rows]."""
@@ -68,17 +71,25 @@ class Draw:
     def _cut_and_draw(self, scaled: mx.array, uniform: mx.array) -> mx.array:
         vocab_size = scaled.shape[-1]
         if self.candidates and vocab_size > NUM_CANDIDATES:
-            threshold, found = _threshold(scaled, self._top_k, self._top_p, NUM_CANDIDATES)
-            token_ids = _draw(scaled, threshold, uniform)
+            rest = vocab_size - NUM_CANDIDATES
+            # In the vocabulary's order, so that a draw among them is the draw among all.
+            ids = mx.sort(mx.argpartition(scaled, rest, axis=-1)[:, rest:], axis=-1)
+            candidates = mx.take_along_axis(scaled, ids, axis=-1)
+            threshold, found = _threshold(scaled, candidates, self._top_k, self._top_p)
+            if self._all_cut:
+                drawn = _draw(candidates, threshold, uniform)
+                token_ids = mx.take_along_axis(ids, drawn[:, None], axis=-1)[:, 0]
+            else:
+                token_ids = _draw(scaled, threshold, uniform)
             mx.eval(token_ids, found)
             if mx.all(found).item():
                 return token_ids
-        threshold, _ = _threshold(scaled, self._top_k, self._top_p, vocab_size)
+        threshold, _ = _threshold(scaled, scaled, self._top_k, self._top_p)
         return _draw(scaled, threshold, uniform)
 
 
 def _threshold(
-    scaled: mx.array, top_k: mx.array, top_p: mx.array, num_candidates: int
+    scaled: mx.array, candidates: mx.array, top_k: mx.array, top_p: mx.array
 ) -> tuple[mx.array, mx.array]:
     """The smallest logit each row keeps [rows], and whether the cut lies among its candidates [rows].
 
@@ -86,9 +97,8 @@ def _threshold(
     (Holtzman et al., 2020), out of what top-k kept.
     """
     vocab_size = scaled.shape[-1]
-    candidates = mx.topk(scaled, num_candidates, axis=-1) if num_candidates < vocab_size else scaled
     candidates = mx.sort(candidates, axis=-1)[:, ::-1]
-    rank = mx.arange(num_candidates)[None]
+    rank = mx.arange(candidates.shape[-1])[None]
     in_top_k = rank < top_k[:, None]
     kept = mx.where(in_top_k, candidates, -mx.inf)
     # Without a top-k the whole vocabulary shares the probability, not the candidates alone.
@@ -101,7 +111,9 @@ def _threshold(
     last = mx.sum(stays, axis=-1, keepdims=True) - 1
     threshold = mx.take_along_axis(candidates, last, axis=-1)[:, 0]
     unbounded = ~has_top_k & (top_p >= 1.0)
-    found = unbounded | (top_k <= num_candidates) | (~has_top_k & (mass[:, -1] >= top_p))
+    # A token that is as likely as the last candidate may not be among them, nor may all of a larger top-k.
+    shared_by_known = ~has_top_k | (top_k <= candidates.shape[-1])
+    found = unbounded | (shared_by_known & (threshold > candidates[:, -1]))
     return mx.where(unbounded, -mx.inf, threshold), found
 
 

@@ -86,8 +86,8 @@ class Sampler:
         if rows != self._rows:
             self._arrange(rows, logits.shape[-1])
         logits = raw = logits.astype(mx.float32)
-        # A NaN anywhere makes the row's sum NaN; infinities (masked tokens) are made finite first.
-        valid = ~mx.isnan(mx.sum(mx.clip(raw, -1e30, 1e30), axis=-1))
+        # A NaN anywhere makes the row's sum NaN; masked tokens, minus infinity, do not.
+        valid = ~mx.isnan(mx.sum(raw, axis=-1))
         if self._constraints.active:
             logits = self._constraints.apply(logits, self._previous.token_ids, self._previous.row_of)
             valid = valid & (mx.max(logits, axis=-1) > -mx.inf)
