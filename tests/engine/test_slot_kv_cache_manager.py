@@ -123,14 +123,18 @@ def test_a_leaver_s_row_goes_to_the_next_who_joins():
     assert manager.take_changes() == []
 
 
+def test_compact_slots_begin_small():
+    assert min(make_manager(1 << 30, compact=True).pools) == 512
+
+
 def test_compact_a_leaver_s_row_is_filled_by_the_last_with_one_move():
     manager = make_manager(1 << 20, compact=True)
     requests = [make_request(10) for _ in range(4)]
     assert all(map(manager.allocate, requests))
     manager.take_changes()
     manager.free(requests[1])
-    assert manager.take_changes() == [Move(Slot(2048, 3), Slot(2048, 1))]
-    assert manager.slot(requests[3]) == Slot(2048, 1)
+    assert manager.take_changes() == [Move(Slot(512, 3), Slot(512, 1))]
+    assert manager.slot(requests[3]) == Slot(512, 1)
 
 
 def test_growth_is_amortized():

@@ -11,7 +11,7 @@ from vllm_metal.engine.request import Request
 
 #: A pool has one of these numbers of slots, so that steps come in few shapes.
 SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-#: Capacities double from here on, in tokens; the smallest is 2048 where memory allows.
+#: Capacities double from the first of these on, in tokens, for which there is memory enough.
 SMALLEST_CAPACITIES = (2048, 1024, 512)
 #: Most of the budget that requests gone by may keep: a daemon should not fill a machine because it can.
 PREFIX_SHARE = 1 / 4
@@ -93,9 +93,10 @@ class SlotKVCacheManager:
     """Grants slots within `budget_bytes`.
 
     A request that outgrows its slot moves to the next larger pool. A leaver's row stays free until someone
-    joins: with `compact` the last one moves into it at once, which is right where computing an idle row costs
-    more than copying one. `take_changes` gives what the runner must do to its arrays, in order, before it
-    computes the next step. Memory that no request needs keeps the KV of requests gone by.
+    joins. `compact` is for the CPU, where idle rows and fresh memory are dear: the last one moves into the
+    free row at once, and slots begin at the smallest capacity. `take_changes` gives what the runner must do
+    to its arrays, in order, before it computes the next step. Memory that no request needs keeps the KV of
+    requests gone by.
     """
 
     def __init__(
@@ -110,15 +111,12 @@ class SlotKVCacheManager:
         self.spec = spec
         self.budget_bytes = budget_bytes
         self.compact = compact
-        smallest = next(
-            (
-                capacity
-                for capacity in SMALLEST_CAPACITIES
-                if max_num_seqs * capacity * spec.bytes_per_token <= budget_bytes // 2
-            ),
-            SMALLEST_CAPACITIES[-1],
-        )
-        capacities = [smallest]
+        roomy = [
+            capacity
+            for capacity in SMALLEST_CAPACITIES
+            if max_num_seqs * capacity * spec.bytes_per_token <= budget_bytes // 2 and not compact
+        ]
+        capacities = [roomy[0] if roomy else SMALLEST_CAPACITIES[-1]]
         while capacities[-1] < max_model_len:
             capacities.append(2 * capacities[-1])
         self.pools = {capacity: SlotPool(capacity) for capacity in capacities}
