@@ -191,7 +191,7 @@ class AsyncEngine:
         self._check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
         self._check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
         if len(self._streams) >= self._max_queued:
-            raise EngineBusy(f"{len(self._streams)} requests are already queued or running")
+            raise EngineBusy(f"the queue is full: no more than {self._max_queued} may run or wait at once")
         left = self.max_model_len - len(prompt_token_ids)
         request = Request(
             request_id,
