@@ -28,7 +28,7 @@ class KVCacheSpec:
 
     def num_bytes(self, num_tokens: int) -> int:
         """Bytes for the KV of `num_tokens` tokens, rounded up to whole steps."""
-        rounded = -(-num_tokens // KV_STEP) * KV_STEP
+        rounded = _num_steps(num_tokens) * KV_STEP
         return self.state_bytes + sum(
             group.bytes_per_token * min(rounded, group.max_tokens or rounded) for group in self.groups
         )
@@ -83,6 +83,9 @@ class RectangularKVCacheManager:
     def allocate(self, request: Request) -> bool:
         held = self._num_tokens.get(request)
         self._num_tokens[request] = request.num_tokens
+        # Most decodes stay within their step, and need no look at all the others.
+        if held is not None and _num_steps(held) == _num_steps(request.num_tokens):
+            return True
         if self.used_bytes <= self.budget_bytes:
             return True
         if held is None:
@@ -112,3 +115,7 @@ class RectangularKVCacheManager:
             else:
                 high = middle - 1
         return low
+
+
+def _num_steps(num_tokens: int) -> int:
+    return -(-num_tokens // KV_STEP)

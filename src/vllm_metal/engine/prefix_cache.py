@@ -52,6 +52,7 @@ class PrefixCache:
 
     def __init__(self, bytes_per_token: int) -> None:
         self._bytes_per_token = bytes_per_token
+        self._num_tokens = 0
         self._blocks: dict[_Key, _Block] = {}
         self._segments: OrderedDict[int, _Segment] = OrderedDict()
         self._ids = count()
@@ -61,7 +62,7 @@ class PrefixCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(segment.num_tokens for segment in self._segments.values()) * self._bytes_per_token
+        return self._num_tokens * self._bytes_per_token
 
     def match(self, request: Request) -> list[Span]:
         """What is kept of the beginning of `request`, short of its last token; marks it as used."""
@@ -106,12 +107,14 @@ class PrefixCache:
         if segment is None:
             return None
         self._segments[segment.segment_id] = segment
+        self._num_tokens += segment.num_tokens
         return Span(segment.segment_id, 0, begin, segment.num_tokens)
 
     def shrink(self, num_bytes: int) -> None:
         """Drop segments until at most `num_bytes` are kept."""
         while self._segments and self.num_bytes > num_bytes:
             _, segment = self._segments.popitem(last=False)
+            self._num_tokens -= segment.num_tokens
             for key in segment.blocks:
                 del self._blocks[key]
             self._dropped.append(segment.segment_id)

@@ -80,7 +80,8 @@ def build(path: Path, config: Config) -> LoadedEngine:
         mode,
     )
     processor = OutputProcessor(loaded.tokenizer.detokenizer, loaded.eos_token_ids)
-    # On the CPU there is nothing to overlap with: the device is the processor that makes the text.
+    # On the CPU, launching a step waits for most of it: one ahead would hold every token back for a step, and
+    # gains nothing once the BLAS has a thread for each core.
     core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu())
     return LoadedEngine(core, loaded.tokenizer, max_model_len, loaded.generation_defaults)
 

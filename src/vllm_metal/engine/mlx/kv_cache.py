@@ -34,13 +34,18 @@ def merge(rows: list[LayerCaches]) -> LayerCaches:
     return [type(layer[0]).merge(list(layer)) for layer in zip(*rows, strict=True)]
 
 
-def measure(model: Any) -> KVCacheSpec:
-    """What one request of `model` costs, read from caches that one token has passed through."""
+def used_caches(model: Any) -> LayerCaches:
+    """Caches that one token has passed through, so that they have their shapes."""
     caches = new_caches(model)
     mx.eval(model(mx.zeros((1, 1), mx.int32), cache=caches), [cache.state for cache in caches])
+    return caches
+
+
+def measure(model: Any) -> KVCacheSpec:
+    """What one request of `model` costs."""
     bytes_per_token: dict[int | None, int] = {}
     state_bytes = 0
-    for cache in _leaves(caches):
+    for cache in _leaves(used_caches(model)):
         keys = getattr(cache, "keys", None)
         if keys is None:
             state_bytes += cache.nbytes

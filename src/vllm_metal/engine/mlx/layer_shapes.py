@@ -1,10 +1,9 @@
-"""What a model keeps for each token in each layer, read from caches that one token has passed through."""
+"""What a model keeps for each token in each layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import mlx.core as mx
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
@@ -22,10 +21,9 @@ def slot_spec(layers: list[LayerShape]) -> KVCacheSpec:
 
 def layer_shapes(model: Any) -> list[LayerShape] | None:
     """None for a model that keeps anything but keys and values, which slots cannot hold."""
-    caches = kv_cache.new_caches(model)
+    caches = kv_cache.used_caches(model)
     if not all(type(cache) in (KVCache, RotatingKVCache) for cache in caches):
         return None
-    mx.eval(model(mx.zeros((1, 1), mx.int32), cache=caches), [cache.state for cache in caches])
     if any(cache.empty() or getattr(cache, "keep", 0) for cache in caches):
         return None
     return [
