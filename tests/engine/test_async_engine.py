@@ -24,9 +24,6 @@ class IdTokenizer:
     def encode(self, text, *, add_special_tokens=True, max_tokens=None, param="prompt"):
         return [ord(character) for character in text]
 
-    def decode(self, token_ids):
-        return "".join(map(chr, token_ids))
-
     def apply_chat_template(self, messages, *, add_generation_prompt=True, **template_kwargs):
         return self.encode(messages[-1]["content"])
 
