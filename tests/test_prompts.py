@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import tiny_folder
-from vllm_metal.api.openai import RENDERING_PARAMETERS, ChatCompletionRequest
+from vllm_metal.api.chat import RENDERING_PARAMETERS, ChatCompletionRequest
 from vllm_metal.engine.mlx import loader
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.errors import ConfigError, InvalidRequest, PromptTooLong

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_metal.api.chat import ChatCompletionRequest
+from vllm_metal.api.completions import CompletionRequest
 from vllm_metal.api.decoding import decode
-from vllm_metal.api.openai import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from vllm_metal.api.generation import GenerationRequest
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vllm_metal.api.openai import GenerationRequest
+from vllm_metal.api.generation import GenerationRequest
 from vllm_metal.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)

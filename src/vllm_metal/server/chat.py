@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from vllm_metal.api.openai import (
+from vllm_metal.api.chat import (
     AssistantMessage,
     ChatChoice,
     ChatChunkChoice,
@@ -18,8 +18,8 @@ from vllm_metal.api.openai import (
     ChatCompletionRequest,
     ChatLogprobs,
     Delta,
-    Usage,
 )
+from vllm_metal.api.usage import Usage
 from vllm_metal.engine.async_engine import TokenBytes
 from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from msgspec import Struct, UnsetType
 
-from vllm_metal.api.openai import Completion, CompletionRequest, TextChoice, Usage
+from vllm_metal.api.completions import Completion, CompletionRequest, TextChoice
+from vllm_metal.api.usage import Usage
 from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.server import bodies, generation

@@ -8,7 +8,8 @@ from typing import Protocol
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
-from vllm_metal.api.openai import GenerationRequest, PromptTokensDetails, StreamOptions, Usage
+from vllm_metal.api.generation import GenerationRequest, StreamOptions
+from vllm_metal.api.usage import PromptTokensDetails, Usage
 from vllm_metal.engine.async_engine import AsyncEngine, RequestStream
 from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from vllm_metal.api.openai import Usage
+from vllm_metal.api.usage import Usage
 from vllm_metal.server.model_manager import ModelManager
 
 MANAGER = web.AppKey("manager", ModelManager)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from vllm_metal.api.openai import ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprob
+from vllm_metal.api.chat import ChatLogprobs, TokenLogprob, TopLogprob
+from vllm_metal.api.completions import TextLogprobs
 from vllm_metal.engine.async_engine import TokenBytes
 from vllm_metal.engine.outputs import TokenLogprobs
 

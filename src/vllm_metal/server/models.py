@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from vllm_metal.api.openai import Model, ModelList
+from vllm_metal.api.models import Model, ModelList
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import MANAGER

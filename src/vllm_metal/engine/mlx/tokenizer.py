@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from vllm_metal.api.openai import RENDERING_PARAMETERS
+from vllm_metal.api.chat import RENDERING_PARAMETERS
 from vllm_metal.engine.mlx.detokenizer import Detokenizer, TokenBytes
 from vllm_metal.errors import InvalidRequest, PromptTooLong
 

@@ -1,0 +1,205 @@
+"""OpenAI's chat completions: requests and replies."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from vllm_metal.api.generation import GenerationRequest, NumLogprobs, Positive
+from vllm_metal.api.usage import Usage
+from vllm_metal.errors import InvalidRequest
+
+#: What steers the rendering of a chat template: never a variable of the template.
+RENDERING_PARAMETERS = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "max_length",
+        "max_tokens",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+
+# Variables that other fields of a request set.
+_SERVER_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents", "tools"})
+
+
+class ContentPart(Struct):
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(Struct):
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+    def for_template(self) -> dict[str, Any]:
+        """Templates print the arguments themselves, so they get them parsed."""
+        arguments: Any = self.function.arguments
+        # A model may have written bad JSON; the template gets that as it is.
+        with suppress(msgspec.DecodeError, RecursionError):
+            arguments = msgspec.json.decode(arguments)
+        return {
+            "id": self.id,
+            "type": self.type,
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
+
+
+class ChatMessage(Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self, path: str) -> dict[str, Any]:
+        """As chat templates take it; raises InvalidRequest, naming the field below `path`."""
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self._text(f"{path}.content"),
+        }
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+    def _text(self, path: str) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        if self.content is None:
+            if self.role == "assistant":
+                return ""
+            raise InvalidRequest(f"`{path}` is required", param=path)
+        for i, part in enumerate(self.content):
+            if part.type != "text":
+                raise InvalidRequest(
+                    f"content of type `{part.type}` is not supported yet", param=f"{path}[{i}].type"
+                )
+        return "\n".join(part.text or "" for part in self.content)
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = GenerationRequest.unsupported | {
+        "add_special_tokens": (False,),
+        "audio": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "prediction": (),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    logprobs: bool = False
+    top_logprobs: NumLogprobs = 0
+    max_completion_tokens: Positive | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def sampling(self) -> dict[str, Any]:
+        asked = super().sampling()
+        if self.max_completion_tokens is not None:
+            asked["max_tokens"] = self.max_completion_tokens
+        if self.logprobs:
+            asked["logprobs"] = self.top_logprobs
+        elif self.top_logprobs:
+            raise InvalidRequest("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
+        return asked
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Raises InvalidRequest for content that is not text."""
+        return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
+
+    def template_kwargs(self) -> dict[str, Any]:
+        """Raises InvalidRequest for names that are not the client's to set."""
+        if reserved := (RENDERING_PARAMETERS | _SERVER_VARIABLES) & self.chat_template_kwargs.keys():
+            name = min(reserved)
+            raise InvalidRequest(
+                f"`{name}` may not be set in `chat_template_kwargs`", param=f"chat_template_kwargs.{name}"
+            )
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs, "add_generation_prompt": self.add_generation_prompt}
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    message: AssistantMessage
+    finish_reason: str
+    index: int = 0
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Delta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    delta: Delta
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletionChunk(Struct, tag_field="object", tag="chat.completion.chunk"):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType = UNSET

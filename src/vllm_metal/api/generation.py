@@ -1,0 +1,126 @@
+"""What requests of both generating endpoints have in common. A null field is an absent one: `decoding.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from vllm_metal.errors import InvalidRequest
+
+Positive = Annotated[int, Meta(ge=1)]
+StopStrings = Annotated[list[str], Meta(max_length=16)]
+Words = list[Annotated[str, Meta(min_length=1)]]
+NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What both generating endpoints take.
+
+    `unsupported` names the fields that are known but not honoured yet. The values listed there ask for
+    nothing, so they pass; any other is refused. Fields of `without_effect` change no answer and may hold
+    anything.
+    """
+
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
+        "best_of": (1,),
+        "early_stopping": (False,),
+        "echo": (False,),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1,),
+        "logits_processors": ([],),
+        "n": (1,),
+        "prompt_logprobs": (),
+        "response_format": ({"type": "text"},),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "structured_outputs": ({},),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+    }
+    without_effect: ClassVar[frozenset[str]] = frozenset(
+        {
+            "client_metadata",
+            "metadata",
+            "parallel_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+            "verbosity",
+        }
+    )
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: Words | None = None
+    seed: int | None = None
+    max_tokens: Positive | None = None
+    min_tokens: int | None = None
+    stop: str | StopStrings | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    skip_reading_prefix_cache: bool | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """What the client asked of the sampler: SamplingParams' arguments, without those left open.
+
+        `bad_words` are not among them, since only the model can tell their tokens. Raises InvalidRequest.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        asked = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": tuple(_with_token_ids(self.logit_bias)) if self.logit_bias else None,
+            "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            "seed": self.seed,
+            "max_tokens": self.max_tokens,
+            "min_tokens": self.min_tokens,
+            "stop": tuple(stop) if stop else None,
+            "stop_token_ids": tuple(self.stop_token_ids) if self.stop_token_ids else None,
+            "ignore_eos": self.ignore_eos,
+            "priority": self.priority,
+            "cache_salt": self.cache_salt,
+            "skip_reading_prefix_cache": self.skip_reading_prefix_cache,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+def _with_token_ids(logit_bias: dict[str, float]) -> Iterator[tuple[int, float]]:
+    for key, bias in logit_bias.items():
+        # More digits than any vocabulary takes are not worth reading.
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise InvalidRequest("the keys of `logit_bias` must be token ids", param="logit_bias")
+        yield int(key), bias

@@ -1,0 +1,16 @@
+"""How many tokens a reply took."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
