@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from vllm_metal.api.generation import GenerationRequest
+from vllm_metal.api.request_body import RequestBody
 from vllm_metal.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-RequestT = TypeVar("RequestT", bound=GenerationRequest)
+RequestT = TypeVar("RequestT", bound=RequestBody)
 
 # "Expected `str`, got `int` - at `$.messages[0].content`"
 _PROBLEM_AT_PATH = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
@@ -45,7 +45,7 @@ def _whole(value: object) -> object:
     return value
 
 
-def _refuse_unsupported(fields: dict[str, Any], request_type: type[GenerationRequest]) -> None:
+def _refuse_unsupported(fields: dict[str, Any], request_type: type[RequestBody]) -> None:
     for name, neutral_values in request_type.unsupported.items():
         if name in fields and not any(_same(fields[name], neutral) for neutral in neutral_values):
             raise InvalidRequest(f"`{name}` is not supported yet", param=name)
@@ -68,7 +68,7 @@ def _invalid_field(error: str) -> InvalidRequest:
     return InvalidRequest(f"{where}: {problem[:1].lower()}{problem[1:]}", param=param or None)
 
 
-def _log_ignored(fields: dict[str, Any], request_type: type[GenerationRequest]) -> None:
+def _log_ignored(fields: dict[str, Any], request_type: type[RequestBody]) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         known = {*request_type.__struct_fields__, *request_type.unsupported, *request_type.without_effect}
         if ignored := fields.keys() - known:

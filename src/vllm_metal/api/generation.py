@@ -1,4 +1,4 @@
-"""What requests of both generating endpoints have in common. A null field is an absent one: `decoding.py`."""
+"""What requests of both generating endpoints have in common."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, Struct
 
+from vllm_metal.api.request_body import RequestBody
 from vllm_metal.errors import InvalidRequest
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -21,13 +22,8 @@ class StreamOptions(Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(Struct, kw_only=True):
-    """What both generating endpoints take.
-
-    `unsupported` names the fields that are known but not honoured yet. The values listed there ask for
-    nothing, so they pass; any other is refused. Fields of `without_effect` change no answer and may hold
-    anything.
-    """
+class GenerationRequest(RequestBody, kw_only=True):
+    """What both generating endpoints take."""
 
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
         "best_of": (1,),
@@ -66,7 +62,6 @@ class GenerationRequest(Struct, kw_only=True):
         }
     )
 
-    model: str | None = None
     stream: bool = False
     stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
     temperature: float | None = None

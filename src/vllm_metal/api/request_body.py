@@ -1,0 +1,19 @@
+"""What every request body has in common. A null field is an absent one: `decoding.py`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from msgspec import Struct
+
+
+class RequestBody(Struct, kw_only=True):
+    """`unsupported` names the fields that are known but not honoured yet. The values listed there ask for
+    nothing, so they pass; any other is refused. Fields of `without_effect` change no answer and may hold
+    anything.
+    """
+
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = {}
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+
+    model: str | None = None
