@@ -1,11 +1,10 @@
-"""Every path the product uses, in one place. All follow the platform's conventions (platformdirs)."""
+"""Every path the product uses, in one place: where macOS, or XDG's base directories elsewhere, want them."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-
-import platformdirs
 
 APP = "vllm-metal"
 
@@ -17,12 +16,12 @@ def expand_home(text: str) -> str:
 
 
 def config_file() -> Path:
-    return Path(platformdirs.user_config_dir(APP, appauthor=False)) / "config.toml"
+    return _folder("Application Support", "XDG_CONFIG_HOME", ".config") / "config.toml"
 
 
 def data_dir() -> Path:
     """Where models that have no home in the hub cache are kept."""
-    return Path(platformdirs.user_data_dir(APP, appauthor=False))
+    return _folder("Application Support", "XDG_DATA_HOME", ".local/share")
 
 
 def models_dir() -> Path:
@@ -31,4 +30,34 @@ def models_dir() -> Path:
 
 def state_dir() -> Path:
     """Small files that describe the daemon: why it last stopped, chat history."""
-    return Path(platformdirs.user_state_dir(APP, appauthor=False))
+    return _folder("Application Support", "XDG_STATE_HOME", ".local/state")
+
+
+def log_dir() -> Path:
+    """Where the daemon's log files are."""
+    if sys.platform == "darwin":
+        return _library("Logs")
+    return state_dir() / "log"
+
+
+def cache_dir() -> Path:
+    """What can be made again."""
+    return _folder("Caches", "XDG_CACHE_HOME", ".cache")
+
+
+def venv() -> Path:
+    """The environment that `metal setup` makes: `VLLM_METAL_VENV`, else a folder in the home."""
+    return Path(expand_home(os.environ.get("VLLM_METAL_VENV") or "~/.venv-vllm-metal")).absolute()
+
+
+def _folder(library: str, variable: str, unix: str) -> Path:
+    # A Mac's shell may set XDG's variables too, but launchd's daemon would not see them.
+    if sys.platform == "darwin":
+        return _library(library)
+    named = Path(os.environ.get(variable, ""))
+    # The XDG specification has relative paths ignored.
+    return (named if named.is_absolute() else Path(expand_home("~")) / unix) / APP
+
+
+def _library(name: str) -> Path:
+    return Path(expand_home("~/Library")) / name / APP

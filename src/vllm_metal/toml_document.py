@@ -7,9 +7,9 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import tomli_w
-
 _BOM = "\ufeff"
+_TO_ESCAPE = re.compile(r'[\x00-\x1f"\\\x7f]')
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _TOKEN = re.compile(
     r'''
       (?P<space>   [ \t\ufeff]+ )
@@ -27,10 +27,21 @@ _TOKEN = re.compile(
 
 
 def render(value: object) -> str:
-    """`value` as TOML on one line: a string, a number, a boolean, or a list of them."""
+    """`value` as TOML on one line: a string, a number, a boolean, or a list of them.
+
+    Anything else that a TOML file can hold comes out as a message may show it.
+    """
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(render, value))}]"
-    return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{_TO_ESCAPE.sub(_escape, value)}"'
+    return str(value)
+
+
+def _escape(character: re.Match[str]) -> str:
+    return _ESCAPES.get(character.group()) or f"\\u{ord(character.group()):04x}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,13 @@
-"""Builds the typer app and turns exceptions into one `error:` line, a hint and an exit code."""
+"""The whole `metal`, as a typer app."""
 
 from __future__ import annotations
 
-import io
-import logging
-import os
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vllm_metal import __version__
-from vllm_metal.cli import bench, chat, config, printer, pull, serve
-from vllm_metal.errors import MetalError
+from vllm_metal.cli import bench, chat, config, printer, program, pull, serve
 
 app = typer.Typer(
     name="metal",
@@ -44,36 +38,6 @@ def metal(
     """Serve language models on this Mac, with OpenAI's API."""
 
 
-def _prepare_streams() -> None:
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        # A parent may have closed them.
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # As stderr is: a character that the terminal lacks is no reason to stop.
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 the user's, 2 wrong usage, 3 ours."""
-    _prepare_streams()
-    try:
-        app()
-    except MetalError as exc:
-        printer.error(exc)
-        sys.exit(exc.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of a pipe has gone; keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except Exception as exc:
-        logging.getLogger(__name__).debug("unexpected error", exc_info=True)
-        printer.error(
-            MetalError(
-                f"internal error: {type(exc).__name__}: {exc}",
-                hint="this is a bug in vllm-metal; run again with METAL_LOG_LEVEL=debug for the traceback",
-            )
-        )
-        sys.exit(3)
+    """Entry point of the venv's `metal`."""
+    program.run(app)

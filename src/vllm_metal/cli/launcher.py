@@ -1,0 +1,104 @@
+"""The `metal` that is installed without packages: standard library only.
+
+It runs the commands that look after the venv and the service, and for the others becomes the venv's `metal`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol, cast
+
+from vllm_metal import __version__, paths
+from vllm_metal.cli import printer, program
+from vllm_metal.errors import MetalError
+
+OWN_COMMANDS: tuple[str, ...] = ()
+"""Modules of `cli` that are an `OwnCommand`. They and all that they import are standard library only."""
+
+VENV_COMMANDS = {
+    "serve": "Serve a model on http://localhost:8000 with OpenAI's API.",
+    "chat": "Chat with a model.",
+    "pull": "Download a model, unless it is here already, and print its path.",
+    "config": "Show or change the configuration.",
+    "bench": "Measure how fast models are served.",
+}
+
+
+class OwnCommand(Protocol):
+    HELP: str
+    """One line, which `metal --help` shows."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments."""
+
+    def run(self, arguments: argparse.Namespace) -> None:
+        """Do it. Raises MetalError."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point of the installed `metal`."""
+    program.run(lambda: launch(sys.argv[1:] if argv is None else argv))
+
+
+def launch(argv: Sequence[str]) -> None:
+    """Run an own command, or become the venv's `metal`, which never returns."""
+    command = argv[0] if argv else None
+    if command in OWN_COMMANDS:
+        run_own(command, argv[1:])
+    elif command in VENV_COMMANDS:
+        _become_venvs_metal(argv)
+    else:
+        parser = _parser()
+        parser.parse_args(argv)
+        parser.print_help()
+        sys.exit(2)
+
+
+def run_own(command: str, argv: Sequence[str]) -> None:
+    own_command(command).run(own_parser(command).parse_args(argv))
+
+
+def own_command(command: str) -> OwnCommand:
+    return cast(OwnCommand, importlib.import_module(f"vllm_metal.cli.{command}"))
+
+
+def own_parser(command: str) -> Parser:
+    module = own_command(command)
+    parser = Parser(prog=f"metal {command}", description=module.HELP)
+    module.configure(parser)
+    return parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Options are never guessed from their first letters, and errors look as all others do."""
+
+    def __init__(self, **known: Any) -> None:
+        super().__init__(allow_abbrev=False, **known)
+
+    def error(self, message: str) -> NoReturn:
+        printer.error(MetalError(message, hint=f"see `{self.prog} --help`"))
+        sys.exit(2)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="metal", description="Serve language models on this Mac, with OpenAI's API.")
+    parser.add_argument("--version", action="version", version=f"vllm-metal {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for name in OWN_COMMANDS:
+        commands.add_parser(name, help=own_command(name).HELP)
+    for name, words in VENV_COMMANDS.items():
+        commands.add_parser(name, help=words)
+    return parser
+
+
+def _become_venvs_metal(argv: Sequence[str]) -> NoReturn:
+    # The real folder: a running process must not see the link move to another version.
+    folder = paths.venv().resolve()
+    if not (folder / "bin/metal").exists():
+        raise MetalError(f"there is no venv at `{paths.venv()}`", hint="`metal setup` makes it")
+    python = str(folder / "bin/python")
+    os.execv(python, [python, str(folder / "bin/metal"), *argv])
