@@ -1,4 +1,4 @@
-"""Runs a `main` as a program: streams to rely on, and exceptions as one `error:` line, a hint and an exit code."""
+"""Runs a `main` as a program: streams it can rely on, and exceptions as an `error:` line, a hint, a code."""
 
 from __future__ import annotations
 
