@@ -58,10 +58,14 @@ test-all: check
 docs: setup
 	$(BIN)/python docs/generate.py
 
-# Needs uv. Hashes only: no index lines, so that the lock works with any mirror.
+# Needs uv. Hashes only: no index lines, so that the locks work with any mirror.
+COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes \
+  --no-header --no-annotate --no-emit-index-url --quiet
+RUNTIME := $(COMPILE) - --no-emit-package vllm-metal --output-file src/vllm_metal/locks
 lock:
-	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
-	  --no-header --no-annotate --no-emit-index-url --quiet --output-file requirements/dev.lock
+	$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.lock
+	echo "vllm-metal @ . ; sys_platform == 'darwin' and platform_machine == 'arm64'" | $(RUNTIME)/macos-arm64.lock
+	echo "vllm-metal @ . ; sys_platform == 'linux'" | $(RUNTIME)/linux.lock
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
