@@ -67,6 +67,7 @@ class ServerConfig:
     max_queued: int = setting(256, "Requests held at once; one more is answered 429", minimum=1)
     allowed_hosts: tuple[str, ...] = setting((), "Host names accepted beside those of this machine")
     allowed_origins: tuple[str, ...] = setting((), "Web origins let in by CORS; empty turns CORS off")
+    trust_request_chat_template: bool = setting(False, "Whether a request may bring its own chat template")
     max_body_bytes: int = setting(32 * 1024 * 1024, "Largest request body, in bytes", minimum=1)
 
 

@@ -86,6 +86,8 @@ class Setting:
         """The value that `text` of a variable or a command line stands for, unchecked."""
         if self.kind is tuple:
             return tuple(item.strip() for item in text.split(",") if item.strip())
+        if self.kind is bool:
+            return _BOOLEANS.get(text.lower(), text)
         try:
             return self.kind(text)
         except ValueError:
@@ -129,7 +131,15 @@ class Setting:
         return "unset" if value is None else render(self.public(value))
 
 
-_NOUNS = {str: "a string", int: "a whole number", float: "a number", tuple: "a list of non-empty strings"}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+_NOUNS = {
+    bool: "true or false",
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    tuple: "a list of non-empty strings",
+}
 
 
 def shown(value: object) -> str:

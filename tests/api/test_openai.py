@@ -245,7 +245,7 @@ def test_messages_reach_the_template_as_text() -> None:
     )
     assert request.template_messages() == [
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "a\nb"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {
             "role": "assistant",
             "content": "",
@@ -285,13 +285,50 @@ def test_content_that_is_not_text_is_refused(message: dict[str, Any], param: str
 
 def test_template_kwargs_are_the_clients_but_for_the_servers_own() -> None:
     request = chat(
-        chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False, reasoning_effort="low"
+        chat_template_kwargs={"enable_thinking": False, "nothing": None},
+        reasoning_effort="low",
+        documents=[{"title": "t", "text": "x"}],
+        chat_template="{{ 1 }}",
     )
     assert request.template_kwargs() == {
         "enable_thinking": False,
+        "nothing": None,
         "reasoning_effort": "low",
-        "add_generation_prompt": False,
+        "documents": [{"title": "t", "text": "x"}],
+        "chat_template": "{{ 1 }}",
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "add_special_tokens": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (True, False)),
+        ({"add_generation_prompt": False}, (False, False)),
+        ({"continue_final_message": True}, (False, True)),
+        ({"continue_final_message": True, "add_generation_prompt": False}, (False, True)),
+    ],
+)
+def test_an_answer_begins_a_message_or_goes_on_with_one(
+    fields: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    asked = chat(**fields).template_kwargs()
+    assert (asked["add_generation_prompt"], asked["continue_final_message"]) == expected
+
+
+def test_an_answer_cannot_do_both() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(continue_final_message=True, add_generation_prompt=True).template_kwargs()
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize("template", ["", "x" * 65_537])
+def test_a_chat_template_is_bounded(template: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(chat_template=template)
+    assert caught.value.param == "chat_template"
 
 
 @pytest.mark.parametrize("name", ["chat_template", "messages", "sanitize_control_tokens", "tools", "self"])

@@ -15,6 +15,7 @@ from vllm_metal.errors import InvalidRequest
 #: What steers the rendering of a chat template: never a variable of the template.
 RENDERING_PARAMETERS = frozenset(
     {
+        "add_special_tokens",
         "chat_template",
         "conversation",
         "max_length",
@@ -34,6 +35,8 @@ RENDERING_PARAMETERS = frozenset(
 
 # Variables that other fields of a request set.
 _SERVER_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents", "tools"})
+
+ChatTemplate = Annotated[str, Meta(min_length=1, max_length=65_536)]
 
 
 class ContentPart(Struct):
@@ -75,7 +78,7 @@ class ChatMessage(Struct):
         """As chat templates take it; raises InvalidRequest, naming the field below `path`."""
         message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self._text(f"{path}.content"),
+            "content": self._content(f"{path}.content"),
         }
         if self.name is not None:
             message["name"] = self.name
@@ -85,7 +88,7 @@ class ChatMessage(Struct):
             message["tool_call_id"] = self.tool_call_id
         return message
 
-    def _text(self, path: str) -> str:
+    def _content(self, path: str) -> str | list[dict[str, str]]:
         if isinstance(self.content, str):
             return self.content
         if self.content is None:
@@ -97,16 +100,12 @@ class ChatMessage(Struct):
                 raise InvalidRequest(
                     f"content of type `{part.type}` is not supported yet", param=f"{path}[{i}].type"
                 )
-        return "\n".join(part.text or "" for part in self.content)
+        return [{"type": "text", "text": part.text or ""} for part in self.content]
 
 
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = GenerationRequest.unsupported | {
-        "add_special_tokens": (False,),
         "audio": (),
-        "chat_template": (),
-        "continue_final_message": (False,),
-        "documents": ([],),
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
@@ -121,7 +120,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     top_logprobs: NumLogprobs = 0
     max_completion_tokens: Positive | None = None
     reasoning_effort: str | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template: ChatTemplate | None = None
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def sampling(self) -> dict[str, Any]:
@@ -139,14 +142,33 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def template_kwargs(self) -> dict[str, Any]:
-        """Raises InvalidRequest for names that are not the client's to set."""
+        """What steers the template. Raises InvalidRequest for names that are not the client's, and where
+        the answer would both begin a message and go on with one.
+        """
         if reserved := (RENDERING_PARAMETERS | _SERVER_VARIABLES) & self.chat_template_kwargs.keys():
             name = min(reserved)
             raise InvalidRequest(
                 f"`{name}` may not be set in `chat_template_kwargs`", param=f"chat_template_kwargs.{name}"
             )
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**effort, **self.chat_template_kwargs, "add_generation_prompt": self.add_generation_prompt}
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "`continue_final_message` and `add_generation_prompt` cannot both be true",
+                param="continue_final_message",
+            )
+        generation_prompt = self.add_generation_prompt
+        if generation_prompt is None:
+            generation_prompt = not self.continue_final_message
+        given = {
+            "reasoning_effort": self.reasoning_effort,
+            "documents": self.documents,
+            "chat_template": self.chat_template,
+        }
+        return {name: value for name, value in given.items() if value is not None} | {
+            **self.chat_template_kwargs,
+            "add_generation_prompt": generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "add_special_tokens": self.add_special_tokens,
+        }
 
 
 class TopLogprob(Struct):

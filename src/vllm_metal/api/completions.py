@@ -13,12 +13,12 @@ from vllm_metal.errors import InvalidRequest
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = GenerationRequest.unsupported | {
-        "add_special_tokens": (True,),
         "prompt_embeds": (),
-        "suffix": ("",),
     }
 
     prompt: str | list[str | int | list[int]]
+    suffix: str = ""
+    add_special_tokens: bool = True
     max_tokens: Positive | None = 16
     logprobs: NumLogprobs | None = None
 

@@ -40,9 +40,14 @@ class Tokenizer(Protocol):
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None, param: str = ...
     ) -> list[int]: ...
+    def encode_around(self, before: str, after: str, *, max_tokens: int | None = None) -> list[int]: ...
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, max_tokens: int | None = None, **template_kwargs: Any
     ) -> list[int]: ...
+    def render_request_template(
+        self, chat_template: str, messages: list[dict[str, Any]], **variables: Any
+    ) -> str: ...
+    def decode(self, token_ids: Iterable[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,7 @@ class AsyncEngine:
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._rendering = ThreadPoolExecutor(2, thread_name_prefix="request template")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
         self.stats = EngineStats()
@@ -150,9 +156,15 @@ class AsyncEngine:
         self.max_model_len = loaded.max_model_len
         self.sampling_defaults = loaded.sampling_defaults
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Raises PromptTooLong for a text too long to be worth the work."""
-        encode = partial(self._tokenizer.encode, text, max_tokens=self.max_model_len)
+        encode = partial(
+            self._tokenizer.encode,
+            text,
+            add_special_tokens=add_special_tokens,
+            max_tokens=self.max_model_len,
+            param=param,
+        )
         return await self._loop.run_in_executor(self._tokenizing, encode)
 
     async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -165,12 +177,43 @@ class AsyncEngine:
 
         return await self._loop.run_in_executor(self._tokenizing, encode)
 
-    async def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
-        """Raises InvalidRequest when the model's chat template refuses the messages, and as `encode` does."""
-        encode = partial(
-            self._tokenizer.apply_chat_template, messages, max_tokens=self.max_model_len, **template_kwargs
-        )
+    async def encode_around(self, before: str, after: str) -> list[int]:
+        """The prompt for what stands between two texts. Raises InvalidRequest where the model cannot, and as
+        `encode` does.
+        """
+        encode = partial(self._tokenizer.encode_around, before, after, max_tokens=self.max_model_len)
         return await self._loop.run_in_executor(self._tokenizing, encode)
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        chat_template: str | None = None,
+        add_special_tokens: bool = False,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """`chat_template` stands in for the model's own.
+
+        Raises InvalidRequest when the template refuses the messages, and as `encode` does.
+        """
+        if chat_template is None:
+            encode = partial(
+                self._tokenizer.apply_chat_template,
+                messages,
+                add_special_tokens=add_special_tokens,
+                max_tokens=self.max_model_len,
+                **template_kwargs,
+            )
+            return await self._loop.run_in_executor(self._tokenizing, encode)
+        render = partial(self._tokenizer.render_request_template, chat_template, messages, **template_kwargs)
+        # Not where others tokenize, since a template may take its time.
+        text = await self._loop.run_in_executor(self._rendering, render)
+        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of `token_ids`, without special tokens. Raises InvalidRequest for ids of no token."""
+        self._check_token_ids("tokens", token_ids)
+        return await self._loop.run_in_executor(self._tokenizing, self._tokenizer.decode, token_ids)
 
     def add_request(
         self,
@@ -197,7 +240,7 @@ class AsyncEngine:
             request_id,
             prompt_token_ids,
             params,
-            max_tokens=min(params.max_tokens or left, left),
+            max_tokens=left if params.max_tokens is None else min(params.max_tokens, left),
             seed=params.seed if params.seed is not None else self._next_seed(),
         )
         stream = self._streams[request_id] = RequestStream(request_id, self._close_stream)
@@ -213,6 +256,7 @@ class AsyncEngine:
         if self._thread.is_alive():
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._tokenizing.shutdown()
+        self._rendering.shutdown(wait=False, cancel_futures=True)
 
     @property
     def num_streams(self) -> int:

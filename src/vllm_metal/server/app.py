@@ -6,7 +6,7 @@ from aiohttp import web
 
 from vllm_metal.config import Config
 from vllm_metal.server import chat, completions, health, middlewares, models, security
-from vllm_metal.server.keys import MANAGER
+from vllm_metal.server.keys import MANAGER, SERVER
 from vllm_metal.server.model_manager import ModelManager
 
 
@@ -23,6 +23,7 @@ def create_app(manager: ModelManager, config: Config) -> web.Application:
         ],
     )
     app[MANAGER] = manager
+    app[SERVER] = server
     app.on_response_prepare.append(middlewares.set_headers)
     app.on_response_prepare.append(security.allow_reading(server.allowed_origins))
     app.add_routes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
@@ -23,14 +24,15 @@ from vllm_metal.api.usage import Usage
 from vllm_metal.engine.async_engine import TokenBytes
 from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, generation, logprobs
-from vllm_metal.server.keys import MANAGER
+from vllm_metal.server.keys import MANAGER, SERVER
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await bodies.read(request, ChatCompletionRequest)
     SamplingParams(**body.sampling())  # What is wrong is refused before the model is awaited.
-    messages, template_kwargs = body.template_messages(), body.template_kwargs()
+    messages, template_kwargs = template_inputs(request, body)
     manager = request.app[MANAGER]
     async with manager.acquire(body.model) as engine:
         params = await generation.sampling_params(engine, body)
@@ -38,6 +40,19 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         wording = ChatWording(manager.served_names[0], engine.token_bytes)
         outputs = engine.add_request(wording.id, prompt_token_ids, params, prompt_param="messages")
         return await generation.respond(request, outputs, wording, body)
+
+
+def template_inputs(
+    request: web.Request, body: ChatCompletionRequest
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The messages, and what else `AsyncEngine.encode_chat` is to know. Raises InvalidRequest."""
+    if body.chat_template is not None and not request.app[SERVER].trust_request_chat_template:
+        raise InvalidRequest(
+            "a chat template in the request is not trusted here",
+            param="chat_template",
+            hint="`server.trust_request_chat_template` lets requests bring their own",
+        )
+    return body.template_messages(), body.template_kwargs()
 
 
 @dataclass(frozen=True, slots=True)

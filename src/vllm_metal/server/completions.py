@@ -11,8 +11,10 @@ from msgspec import Struct, UnsetType
 
 from vllm_metal.api.completions import Completion, CompletionRequest, TextChoice
 from vllm_metal.api.usage import Usage
+from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, generation
 from vllm_metal.server.keys import MANAGER
 from vllm_metal.server.logprobs import TextLogprobsWriter
@@ -25,10 +27,20 @@ async def completions(request: web.Request) -> web.StreamResponse:
     manager = request.app[MANAGER]
     async with manager.acquire(body.model) as engine:
         params = await generation.sampling_params(engine, body)
-        prompt_token_ids = await engine.encode(prompt) if isinstance(prompt, str) else prompt
+        prompt_token_ids = await _encoded(engine, prompt, body)
         wording = CompletionWording(manager.served_names[0], TextLogprobsWriter(engine.token_bytes))
         outputs = engine.add_request(wording.id, prompt_token_ids, params)
         return await generation.respond(request, outputs, wording, body)
+
+
+async def _encoded(engine: AsyncEngine, prompt: str | list[int], body: CompletionRequest) -> list[int]:
+    if not isinstance(prompt, str):
+        if body.suffix:
+            raise InvalidRequest("`suffix` needs a prompt that is text", param="suffix")
+        return prompt
+    if body.suffix:
+        return await engine.encode_around(prompt, body.suffix)
+    return await engine.encode(prompt, add_special_tokens=body.add_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from vllm_metal.api.usage import Usage
+from vllm_metal.config import ServerConfig
 from vllm_metal.server.model_manager import ModelManager
 
 MANAGER = web.AppKey("manager", ModelManager)
+SERVER = web.AppKey("server", ServerConfig)
 
 #: Routes that watchdogs ask: open without a key, and too many for the log.
 PROBES = frozenset({"/health", "/ping"})

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from vllm_metal.engine.mlx import content_format, request_template
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.errors import InvalidRequest
 
@@ -105,3 +106,87 @@ def test_detokenizing_is_not_disturbed_by_encoding(smollm2_tokenizer):
         assert smollm2_tokenizer.decode(ids) == text
     thread.join()
     assert failures == []
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "text_content", "parts_content"),
+    [
+        ("{{ messages[-1].content }}", "x", "a\nb"),
+        ("{{ messages[-1].content | trim }}", "x", "a\nb"),
+        ("{% for part in messages[-1].content %}[{{ part.text }}]{% endfor %}", "[x]", "[a][b]"),
+        (
+            "{% if messages[-1].content is string %}{{ messages[-1].content }}{% else %}"
+            "{% for part in messages[-1].content %}{{ part.text }}{% endfor %}{% endif %}",
+            "x",
+            "ab",
+        ),
+        ("{{ raise_exception('no') if messages | length < 2 }}{{ messages[-1].content }}", "x", "a\nb"),
+    ],
+)
+def test_content_comes_as_the_template_wants_it(byte_tokenizer, template, text_content, parts_content):
+    tokenizer = Tokenizer(byte_tokenizer, chat_template=template)
+
+    def render(content):
+        return tokenizer.decode(tokenizer.apply_chat_template([USER, {"role": "user", "content": content}]))
+
+    assert render("x") == text_content
+    assert render(PARTS) == parts_content
+
+
+def test_messages_without_content_pass():
+    adapt = content_format.ContentFormat(text=False, parts=True).adapt
+    assert adapt([{"role": "assistant"}]) == [{"role": "assistant", "content": None}]
+
+
+def test_a_message_is_gone_on_with(byte_tokenizer):
+    template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    tokenizer = Tokenizer(byte_tokenizer, chat_template=template)
+    messages = [USER, {"role": "assistant", "content": "It is"}]
+
+    def render(**options):
+        return tokenizer.decode(tokenizer.apply_chat_template(messages, **options))
+
+    assert render() == "<hé><It is>"
+    assert render(add_generation_prompt=False, continue_final_message=True) == "<hé><It is"
+
+
+def test_a_requests_template_sees_what_the_models_own_does(tokenizer):
+    template = (
+        "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+        "{% generation %}{{ name }}{% endgeneration %}{{ documents | tojson }}{{ add_generation_prompt }}"
+    )
+    text = tokenizer.render_request_template(
+        template,
+        [{"role": "user", "content": PARTS}],
+        name="\ud800",
+        documents=[{"text": "é"}],
+        add_generation_prompt=False,
+    )
+    assert text == '<s>a\nb\ud800[{"text": "é"}]False'
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% if %}", "failed: "),
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "failed: "),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", "failed: "),
+        ("{{ raise_exception('no') }}", "failed: no"),
+        ("{{ 'x' * 10 ** 8 }}", "failed: it gave more than"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "too long"),
+    ],
+)
+def test_a_hostile_template_is_given_up_on(template, reason):
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        request_template.render(template, [USER], {})
+    assert caught.value.param == "chat_template"
+
+
+def test_a_template_that_eats_memory_is_given_up_on(monkeypatch):
+    # Less than the program takes before it reads the template, so that nothing big has to be made.
+    monkeypatch.setattr(request_template, "_MAX_MEMORY_BYTES", 1 << 20)
+    with pytest.raises(InvalidRequest, match="too much memory"):
+        request_template.render("{{ 1 }}", [USER], {})

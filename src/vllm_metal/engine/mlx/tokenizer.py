@@ -1,17 +1,20 @@
 """Text and chat messages to token ids, through the model's own tokenizer and template.
 
-`encode` and `apply_chat_template` belong to one executor thread; detokenizers may run in another.
+All that encodes belongs to one executor thread; detokenizers may run in another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from vllm_metal.api.chat import RENDERING_PARAMETERS
+from vllm_metal.engine.mlx import content_format, request_template
 from vllm_metal.engine.mlx.detokenizer import Detokenizer, TokenBytes
+from vllm_metal.engine.mlx.fill_in_middle import END_TOKENS, FillInMiddle
 from vllm_metal.errors import InvalidRequest, PromptTooLong
 
 
@@ -34,8 +37,9 @@ class Tokenizer:
         self.backend.no_truncation()
         self.backend.no_padding()
         self.token_bytes = TokenBytes(self.backend)
-        own_eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        self.eos_token_ids = frozenset(eos_token_ids).union(own_eos)
+        own_eos = (tokenizer.eos_token_id, *map(self.backend.token_to_id, END_TOKENS))
+        self.eos_token_ids = frozenset(eos_token_ids).union(own_eos) - {None}
+        self._fill_in_middle = FillInMiddle.detect(self.backend.token_to_id)
         self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
         # In the vocabulary's spelling, which never takes fewer bytes than the text.
         self._max_token_bytes = max(len(token.encode()) for token in self.backend.get_vocab())
@@ -73,15 +77,36 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def encode_around(self, before: str, after: str, *, max_tokens: int | None = None) -> list[int]:
+        """Token ids that ask for what stands between two texts.
+
+        Raises InvalidRequest for a model that never learnt to, and as `encode` does.
+        """
+        if self._fill_in_middle is None:
+            raise InvalidRequest("this model cannot fill in the middle of a text", param="suffix")
+        encoded = [
+            self.encode(text, add_special_tokens=False, max_tokens=max_tokens, param=param)
+            for text, param in ((before, "prompt"), (after, "suffix"))
+        ]
+        return self._bos_token_ids() + self._fill_in_middle.token_ids(*encoded)
+
+    def _bos_token_ids(self) -> list[int]:
+        """What stands before every text."""
+        begins = self.encode("")[:1]
+        return begins if begins == [self.template_renderer.bos_token_id] else []
+
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
         max_tokens: int | None = None,
         **variables: Any,
     ) -> list[int]:
         """Token ids of the rendered messages; `variables` (`tools` and the like) are the template's own.
+
+        `add_special_tokens` is for templates that do not write the first one themselves.
 
         Raises InvalidRequest when the model has no template or its template refuses the messages, and
         PromptTooLong as `encode` does.
@@ -99,13 +124,29 @@ class Tokenizer:
             )
         try:
             text = self.template_renderer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **variables
+                self._content_format.adapt(messages),
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
             )
         # The template is the model's program over the client's messages: any failure means they do not fit.
         except Exception as exc:
             raise InvalidRequest(f"the chat template refused the messages: {exc}", param="messages") from exc
-        # The template wrote the special tokens already.
-        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens, param="messages")
+        return self.encode(
+            text, add_special_tokens=add_special_tokens, max_tokens=max_tokens, param="messages"
+        )
+
+    def render_request_template(
+        self, chat_template: str, messages: list[dict[str, Any]], **variables: Any
+    ) -> str:
+        """What a request's own template makes of its messages. Any thread may ask. Raises InvalidRequest."""
+        as_text = content_format.ContentFormat(text=True, parts=False)
+        variables = {**self.template_renderer.special_tokens_map, **variables}
+        return request_template.render(chat_template, as_text.adapt(messages), variables)
+
+    @cached_property
+    def _content_format(self) -> content_format.ContentFormat:
+        return content_format.detect(partial(self.template_renderer.apply_chat_template, tokenize=False))
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of `token_ids` without special tokens."""
