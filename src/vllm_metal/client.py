@@ -84,6 +84,10 @@ class Client:
         """What the server says of its state; raises `EngineUnavailable` while it loads or drains."""
         return self._get("/health")
 
+    def version(self) -> dict[str, Any]:
+        """The server's `version`, and `restart_needed` if an upgrade awaits a restart."""
+        return self._get("/version")
+
     def models(self) -> list[dict[str, Any]]:
         """The served models; `id` is the name to ask for."""
         return list(self._get("/v1/models").get("data", ()))

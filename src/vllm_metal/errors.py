@@ -8,6 +8,7 @@ MetalError                    exit 1: the user's to mend
 │   └── UnsupportedModel      a model this version cannot run
 ├── DownloadError             network, hub, checksum, disk space
 ├── PortInUse
+├── ServiceError              launchd refused, or the service did not come up
 ├── ServerUnreachable         raised by the client side
 ├── InvalidRequest            HTTP 400; knows the field
 │   └── PromptTooLong
@@ -59,6 +60,10 @@ class DownloadError(MetalError):
 
 
 class PortInUse(MetalError):
+    pass
+
+
+class ServiceError(MetalError):
     pass
 
 

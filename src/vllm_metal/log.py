@@ -1,14 +1,18 @@
-"""Logging: one line a record, on stderr or to a file. Prompts, answers and keys are never logged."""
+"""Logging: one line a record, on stderr or to a rotating file. Prompts, answers and keys are never logged."""
 
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import sys
 from pathlib import Path
 
 from vllm_metal.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
+
+_MAX_FILE_BYTES = 10 * 1024 * 1024
+_NUM_OLD_FILES = 4
 
 
 def setup(level: str, file: str = "") -> None:
@@ -28,6 +32,8 @@ def setup(level: str, file: str = "") -> None:
 def _file_handler(path: Path) -> logging.Handler:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return logging.FileHandler(path, encoding="utf-8")
+        return logging.handlers.RotatingFileHandler(
+            path, maxBytes=_MAX_FILE_BYTES, backupCount=_NUM_OLD_FILES, encoding="utf-8"
+        )
     except OSError as exc:
         raise ConfigError(f"cannot log to `{path}`: {exc.strerror}", hint="change `log.file`") from exc

@@ -69,14 +69,18 @@ def serve(
     flags = {key: given[parameter] for parameter, key in SETTING_OF.items() if parameter in given}
     from vllm_metal.service import launchd
 
+    if launchd.is_parent():
+        launchd.truncate_stdio()
     try:
         exit_code = _run(config, flags)
     except MetalError as exc:
-        if not (launchd.is_parent() and isinstance(exc, ConfigError)):
+        if not launchd.is_parent():
+            raise
+        launchd.write_reason(exc)
+        if not isinstance(exc, ConfigError):
             raise
         # Exit 0, or launchd would start us again every few seconds with the same result.
         printer.error(exc)
-        launchd.write_reason(exc)
         exit_code = 0
     raise typer.Exit(exit_code)
 
@@ -84,19 +88,25 @@ def serve(
 def _run(path: Path | None, flags: Mapping[str, object]) -> int:
     from vllm_metal import config as configuration
     from vllm_metal import log
+    from vllm_metal.service import launchd, open_files
 
     config = configuration.load(path=path, flags=flags)
-    log.setup(config.log.level, config.log.file)
+    log.setup(config.log.level, config.log.file or (str(launchd.log_file()) if launchd.is_parent() else ""))
+    open_files.raise_limit()
 
     import asyncio
 
     from vllm_metal.cli.progress import pull_progress
     from vllm_metal.server import run
     from vllm_metal.server.model_manager import ModelManager
-    from vllm_metal.service import launchd
 
     async def main() -> int:
         manager = ModelManager(config, persistent=launchd.is_parent(), show_progress=pull_progress)
+
+        def listening(urls: list[str]) -> None:
+            if launchd.is_parent():
+                launchd.clear_reason()
+            printer.note(f"listening on {' and '.join(urls)}")
 
         def say_ready(urls: list[str]) -> None:
             path = "" if config.server.uds else "/v1"
@@ -107,16 +117,10 @@ def _run(path: Path | None, flags: Mapping[str, object]) -> int:
             _exit_within(drain_s + _CLOSING_S, exit_code)
 
         return await run.serve(
-            config, manager, on_listening=_say_listening, on_ready=say_ready, on_stopping=bound_stopping
+            config, manager, on_listening=listening, on_ready=say_ready, on_stopping=bound_stopping
         )
 
-    exit_code = asyncio.run(main())
-    launchd.clear_reason()
-    return exit_code
-
-
-def _say_listening(urls: list[str]) -> None:
-    printer.note(f"listening on {' and '.join(urls)}")
+    return asyncio.run(main())
 
 
 def _exit_within(seconds: float, exit_code: int) -> None:

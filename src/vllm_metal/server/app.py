@@ -5,9 +5,10 @@ from __future__ import annotations
 from aiohttp import web
 
 from vllm_metal.config import Config
-from vllm_metal.server import chat, completions, health, middlewares, models, security
-from vllm_metal.server.keys import MANAGER, SERVER
+from vllm_metal.server import chat, completions, folders, health, middlewares, models, security
+from vllm_metal.server.keys import INSTALLATION, MANAGER, SERVER
 from vllm_metal.server.model_manager import ModelManager
+from vllm_metal.service.installation import Installation
 
 
 def create_app(manager: ModelManager, config: Config) -> web.Application:
@@ -23,6 +24,7 @@ def create_app(manager: ModelManager, config: Config) -> web.Application:
         ],
     )
     app[MANAGER] = manager
+    app[INSTALLATION] = Installation.current()
     app[SERVER] = server
     app.on_response_prepare.append(middlewares.set_headers)
     app.on_response_prepare.append(security.allow_reading(server.allowed_origins))
@@ -31,6 +33,7 @@ def create_app(manager: ModelManager, config: Config) -> web.Application:
             web.get("/health", health.health),
             web.get("/ping", health.health),
             web.get("/version", health.version),
+            web.get("/admin/model-folders", folders.report(config.models)),
             web.get("/v1/models", models.list_models),
             web.get("/v1/models/{id:.+}", models.get_model),
             web.post("/v1/chat/completions", chat.chat_completions),

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from vllm_metal import __version__
 from vllm_metal.server import bodies
-from vllm_metal.server.keys import MANAGER
+from vllm_metal.server.keys import INSTALLATION, MANAGER
 
 
 async def health(request: web.Request) -> web.Response:
@@ -23,4 +23,6 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def version(request: web.Request) -> web.Response:
-    return bodies.reply({"version": __version__})
+    """The running version, and whether an upgrade awaits a restart."""
+    outdated = request.app[INSTALLATION].is_outdated()
+    return bodies.reply({"version": __version__} | ({"restart_needed": True} if outdated else {}))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_metal import paths
@@ -13,10 +15,39 @@ from vllm_metal.errors import MetalError
 
 LABEL = "org.vllm-metal.serve"
 
+_MAX_STDIO_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why the service did not start, and at what second."""
+
+    time: int
+    message: str
+    hint: str | None
+
 
 def is_parent() -> bool:
     """Whether this process is the service that launchd keeps alive."""
     return os.environ.get("XPC_SERVICE_NAME") == LABEL
+
+
+def log_file() -> Path:
+    """The service's log, unless `log.file` is set."""
+    return paths.log_dir() / "metal.log"
+
+
+def stdio_file() -> Path:
+    """What the service writes to its standard streams: all there is of one that died before it could log."""
+    return paths.log_dir() / "stdio.log"
+
+
+def truncate_stdio() -> None:
+    """Empty the file behind standard error once it is large: launchd appends to it and never rotates it."""
+    with suppress(OSError):
+        status = os.fstat(2)
+        if stat.S_ISREG(status.st_mode) and status.st_size > _MAX_STDIO_BYTES:
+            os.ftruncate(2, 0)
 
 
 def reason_file() -> Path:
@@ -24,13 +55,23 @@ def reason_file() -> Path:
 
 
 def write_reason(error: MetalError) -> None:
-    """Keep why the service did not start, for `metal status`. Replaces the last one whole."""
+    """Keep why the service did not start, for `metal service status`. Replaces the last one whole."""
     path = reason_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    reason = {"time": int(time.time()), "message": error.message, "hint": error.hint}
+    reason = asdict(Reason(int(time.time()), error.message, error.hint))
     part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(reason), encoding="utf-8")
-    part.replace(path)
+    # On a full disk the log is all there is.
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(reason), encoding="utf-8")
+        part.replace(path)
+
+
+def read_reason() -> Reason | None:
+    """What kept the service from starting, if anything did since it last listened."""
+    try:
+        return Reason(**json.loads(reason_file().read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def clear_reason() -> None:
