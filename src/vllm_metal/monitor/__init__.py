@@ -1,0 +1,1 @@
+"""What this machine and its GPU are doing, read from the system's own tools, and what that means."""

@@ -1,0 +1,47 @@
+"""Runs the system's own tools and gives what they print."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import Final
+
+TIMEOUT_S: Final = 5.0
+
+# What a login shell may lack: `sysctl` and `ioreg` are in `/usr/sbin`.
+_SYSTEM_FOLDERS = "/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`exit_code` is None where the program is missing or did not end in time."""
+
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+
+
+def run(*arguments: str, timeout_s: float = TIMEOUT_S) -> Finished:
+    """Run a program to its end, in no language but its own and unable to ask anything."""
+    environment = {
+        **os.environ,
+        "PATH": f"{os.environ.get('PATH', '')}:{_SYSTEM_FOLDERS}",
+        "LC_ALL": "C",
+        # With 1, or left to itself, macOS tells old programs a version they were made for.
+        "SYSTEM_VERSION_COMPAT": "0",
+    }
+    try:
+        done = subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Finished(None)
+    return Finished(
+        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    )
