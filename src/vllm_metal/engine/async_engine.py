@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
     def render_request_template(
         self, chat_template: str, messages: list[dict[str, Any]], **variables: Any
     ) -> str: ...
-    def decode(self, token_ids: Iterable[int]) -> str: ...
+    def spell(self, token_ids: Iterable[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +210,10 @@ class AsyncEngine:
         text = await self._loop.run_in_executor(self._rendering, render)
         return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
-    async def decode(self, token_ids: list[int]) -> str:
-        """The text of `token_ids`, without special tokens. Raises InvalidRequest for ids of no token."""
+    async def spell(self, token_ids: list[int]) -> str:
+        """The text of `token_ids`, special ones by name. Raises InvalidRequest for ids of no token."""
         self._check_token_ids("tokens", token_ids)
-        return await self._loop.run_in_executor(self._tokenizing, self._tokenizer.decode, token_ids)
+        return await self._loop.run_in_executor(self._tokenizing, self._tokenizer.spell, token_ids)
 
     def add_request(
         self,

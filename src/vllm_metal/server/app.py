@@ -5,9 +5,10 @@ from __future__ import annotations
 from aiohttp import web
 
 from vllm_metal.config import Config
-from vllm_metal.server import chat, completions, folders, health, middlewares, models, security
-from vllm_metal.server.keys import INSTALLATION, MANAGER, SERVER
+from vllm_metal.server import middlewares, security
+from vllm_metal.server.keys import CONFIG, INSTALLATION, MANAGER, OPERATIONS
 from vllm_metal.server.model_manager import ModelManager
+from vllm_metal.server.routes import ROUTES
 from vllm_metal.service.installation import Installation
 
 
@@ -23,21 +24,16 @@ def create_app(manager: ModelManager, config: Config) -> web.Application:
             security.authenticate(server.api_keys),
         ],
     )
+    app[CONFIG] = config
     app[MANAGER] = manager
     app[INSTALLATION] = Installation.current()
-    app[SERVER] = server
+    app[OPERATIONS] = tuple(operation for operation, _ in ROUTES)
     app.on_response_prepare.append(middlewares.set_headers)
     app.on_response_prepare.append(security.allow_reading(server.allowed_origins))
-    app.add_routes(
-        [
-            web.get("/health", health.health),
-            web.get("/ping", health.health),
-            web.get("/version", health.version),
-            web.get("/admin/model-folders", folders.report(config.models)),
-            web.get("/v1/models", models.list_models),
-            web.get("/v1/models/{id:.+}", models.get_model),
-            web.post("/v1/chat/completions", chat.chat_completions),
-            web.post("/v1/completions", completions.completions),
-        ]
-    )
+    for operation, handler in ROUTES:
+        # The id of a model may hold slashes.
+        path = operation.path.replace("{id}", "{id:.+}")
+        app.router.add_route(operation.method.upper(), path, handler)
+        if operation.method == "get":
+            app.router.add_route("HEAD", path, handler)
     return app

@@ -18,7 +18,12 @@ BODY_WAIT_S = 60.0
 
 
 async def read(request: web.Request, request_type: type[RequestT]) -> RequestT:
-    """Raises InvalidRequest, and HTTP's 408, 413 and 415."""
+    """Raises InvalidRequest, and as `receive` does."""
+    return decode(await receive(request), request_type)
+
+
+async def receive(request: web.Request) -> bytes:
+    """The body, of JSON if it is what it says. Raises InvalidRequest, and HTTP's 408, 413 and 415."""
     # A missing content type gets the benefit of the doubt.
     if "Content-Type" in request.headers and request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(
@@ -26,7 +31,7 @@ async def read(request: web.Request, request_type: type[RequestT]) -> RequestT:
         )
     try:
         async with asyncio.timeout(BODY_WAIT_S):
-            body = await request.read()
+            return await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body was not complete within {BODY_WAIT_S:g} s") from None
     except web.RequestPayloadError as exc:
@@ -34,7 +39,6 @@ async def read(request: web.Request, request_type: type[RequestT]) -> RequestT:
             "the body is not encoded as its headers say",
             hint="check `Content-Encoding` and `Transfer-Encoding`",
         ) from exc
-    return decode(body, request_type)
 
 
 def reply(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

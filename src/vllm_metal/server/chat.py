@@ -26,7 +26,7 @@ from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, generation, logprobs
-from vllm_metal.server.keys import MANAGER, SERVER
+from vllm_metal.server.keys import CONFIG, MANAGER
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -46,7 +46,7 @@ def template_inputs(
     request: web.Request, body: ChatCompletionRequest
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The messages, and what else `AsyncEngine.encode_chat` is to know. Raises InvalidRequest."""
-    if body.chat_template is not None and not request.app[SERVER].trust_request_chat_template:
+    if body.chat_template is not None and not request.app[CONFIG].server.trust_request_chat_template:
         raise InvalidRequest(
             "a chat template in the request is not trusted here",
             param="chat_template",

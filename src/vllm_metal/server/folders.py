@@ -8,28 +8,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
-from vllm_metal.config import ModelsConfig
+from vllm_metal.api.folders import ModelFolder, ModelFolders
 from vllm_metal.hub import folders
 from vllm_metal.server import bodies
+from vllm_metal.server.keys import CONFIG
 
 _READ_TIMEOUT_S = 5.0
 
 
-def report(models: ModelsConfig) -> Handler:
-    """`readable` of each folder, and `detail` where it is not."""
-
-    async def handler(request: web.Request) -> web.Response:
-        paths = await asyncio.to_thread(folders.model_folders, models)
-        problems = await asyncio.gather(*map(_read_problem, paths))
-        found = [
-            {"path": str(path), "readable": problem is None, "detail": problem}
-            for path, problem in zip(paths, problems, strict=True)
-        ]
-        return bodies.reply({"folders": found})
-
-    return handler
+async def model_folders(request: web.Request) -> web.Response:
+    paths = await asyncio.to_thread(folders.model_folders, request.app[CONFIG].models)
+    problems = await asyncio.gather(*map(_read_problem, paths))
+    found = [
+        ModelFolder(str(path), problem is None, problem)
+        for path, problem in zip(paths, problems, strict=True)
+    ]
+    return bodies.reply(ModelFolders(found))
 
 
 async def _read_problem(path: Path) -> str | None:

@@ -1,10 +1,11 @@
-"""GET /health, /ping and /version."""
+"""GET /health, /ready, /ping, /version and /load."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
 from vllm_metal import __version__
+from vllm_metal.api.health import Health, Load, Version
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import INSTALLATION, MANAGER
 
@@ -13,10 +14,9 @@ async def health(request: web.Request) -> web.Response:
     """200 when a request would be taken, else 503 with the reason."""
     state = request.app[MANAGER].health()
     if state.status == "ok":
-        return bodies.reply({"status": "ok"})
-    body = {"status": state.status, "stage": state.stage, "detail": state.detail}
+        return bodies.reply(Health("ok"))
     return bodies.reply(
-        {name: value for name, value in body.items() if value},
+        Health(state.status, state.stage, state.detail),
         status=503,
         headers={"Retry-After": str(state.retry_after_s)},
     )
@@ -24,5 +24,9 @@ async def health(request: web.Request) -> web.Response:
 
 async def version(request: web.Request) -> web.Response:
     """The running version, and whether an upgrade awaits a restart."""
-    outdated = request.app[INSTALLATION].is_outdated()
-    return bodies.reply({"version": __version__} | ({"restart_needed": True} if outdated else {}))
+    return bodies.reply(Version(__version__, restart_needed=request.app[INSTALLATION].is_outdated()))
+
+
+async def load(request: web.Request) -> web.Response:
+    engine = request.app[MANAGER].engine
+    return bodies.reply(Load(0 if engine is None else engine.num_streams))

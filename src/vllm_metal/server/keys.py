@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from vllm_metal.api.openapi import Operation
 from vllm_metal.api.usage import Usage
-from vllm_metal.config import ServerConfig
+from vllm_metal.config import Config
 from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.service.installation import Installation
 
+CONFIG = web.AppKey("config", Config)
 MANAGER = web.AppKey("manager", ModelManager)
 INSTALLATION = web.AppKey("installation", Installation)
-SERVER = web.AppKey("server", ServerConfig)
+OPERATIONS: web.AppKey[tuple[Operation, ...]] = web.AppKey("operations", tuple)
 
 #: Routes that watchdogs ask: open without a key, and too many for the log.
-PROBES = frozenset({"/health", "/ping"})
+PROBES = frozenset({"/health", "/ready", "/ping"})
 
 USAGE = web.RequestKey("usage", Usage)

@@ -153,6 +153,17 @@ class Tokenizer:
         detokenizer = self.detokenizer()
         return "".join(map(detokenizer.add, token_ids)) + detokenizer.flush()
 
+    def spell(self, token_ids: Iterable[int]) -> str:
+        """The text of `token_ids` with special tokens by name."""
+        detokenizer = self.detokenizer()
+        pieces = (
+            detokenizer.add(token_id)
+            if self.token_bytes[token_id]
+            else self.token_bytes.spelling(token_id).decode()
+            for token_id in token_ids
+        )
+        return "".join(pieces) + detokenizer.flush()
+
     def detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
         """A fresh detokenizer for one answer to the prompt."""
         return Detokenizer(self.token_bytes, prompt_token_ids)

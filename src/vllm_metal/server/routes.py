@@ -1,0 +1,81 @@
+"""Every route: what it does, for the descriptions of the API, and what answers it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aiohttp.typedefs import Handler
+
+from vllm_metal.api.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from vllm_metal.api.completions import Completion, CompletionRequest
+from vllm_metal.api.folders import ModelFolders
+from vllm_metal.api.health import Health, Load, Version
+from vllm_metal.api.models import Model, ModelList
+from vllm_metal.api.openapi import Operation
+from vllm_metal.api.tokens import (
+    Detokenized,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    Tokenized,
+    TokenizeTextRequest,
+)
+from vllm_metal.server import about, chat, completions, folders, health, models, tokens
+
+
+def _probe(method: Literal["get", "post"], path: str) -> tuple[Operation, Handler]:
+    summary = "Whether a request would be served now"
+    return Operation(method, path, summary, Health, replies={503: Health}, open=True), health.health
+
+
+ROUTES: tuple[tuple[Operation, Handler], ...] = (
+    (
+        Operation(
+            "post",
+            "/v1/chat/completions",
+            "The next message of a chat",
+            ChatCompletion,
+            bodies=(ChatCompletionRequest,),
+            chunk=ChatCompletionChunk,
+        ),
+        chat.chat_completions,
+    ),
+    (
+        Operation(
+            "post",
+            "/v1/completions",
+            "The continuation of a text",
+            Completion,
+            bodies=(CompletionRequest,),
+            chunk=Completion,
+        ),
+        completions.completions,
+    ),
+    (Operation("get", "/v1/models", "The models that are served", ModelList), models.list_models),
+    (Operation("get", "/v1/models/{id}", "One of them", Model), models.get_model),
+    (
+        Operation(
+            "post",
+            "/tokenize",
+            "The tokens of a text, or of the prompt that a chat makes",
+            Tokenized,
+            bodies=(TokenizeChatRequest, TokenizeTextRequest),
+        ),
+        tokens.tokenize,
+    ),
+    (
+        Operation("post", "/detokenize", "The text of tokens", Detokenized, bodies=(DetokenizeRequest,)),
+        tokens.detokenize,
+    ),
+    _probe("get", "/health"),
+    _probe("get", "/ready"),
+    _probe("get", "/ping"),
+    _probe("post", "/ping"),
+    (Operation("get", "/version", "The server's version", Version), health.version),
+    (Operation("get", "/load", "How many requests run or wait", Load), health.load),
+    (
+        Operation("get", "/admin/model-folders", "Which folders of models the server can read", ModelFolders),
+        folders.model_folders,
+    ),
+    (Operation("get", "/openapi.json", "This description", "application/json"), about.openapi),
+    (Operation("get", "/", "A page for people", "text/html"), about.index),
+)

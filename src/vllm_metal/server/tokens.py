@@ -1,0 +1,61 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Struct, UnsetType
+
+from vllm_metal.api.decoding import decode
+from vllm_metal.api.tokens import (
+    Detokenized,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    Tokenized,
+    TokenizeTextRequest,
+)
+from vllm_metal.engine.async_engine import AsyncEngine
+from vllm_metal.server import bodies
+from vllm_metal.server.chat import template_inputs
+from vllm_metal.server.keys import MANAGER
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """The tokens of a text, or of the prompt that a chat makes."""
+    content = await bodies.receive(request)
+    if _has_messages(content):
+        chat = decode(content, TokenizeChatRequest)
+        messages, template_kwargs = template_inputs(request, chat)
+        async with request.app[MANAGER].acquire(chat.model) as engine:
+            tokens = await engine.encode_chat(messages, **template_kwargs)
+            return _tokenized(engine, tokens, with_strings=chat.return_token_strs)
+    text = decode(content, TokenizeTextRequest)
+    async with request.app[MANAGER].acquire(text.model) as engine:
+        tokens = await engine.encode(text.prompt, add_special_tokens=text.add_special_tokens)
+        return _tokenized(engine, tokens, with_strings=text.return_token_strs)
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    body = await bodies.read(request, DetokenizeRequest)
+    async with request.app[MANAGER].acquire(body.model) as engine:
+        return bodies.reply(Detokenized(await engine.spell(body.tokens)))
+
+
+class _Form(Struct):
+    messages: Any | UnsetType = UNSET
+
+
+def _has_messages(content: bytes) -> bool:
+    try:
+        return msgspec.json.decode(content, type=_Form).messages is not UNSET
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+def _tokenized(engine: AsyncEngine, tokens: list[int], *, with_strings: bool) -> web.Response:
+    strings = [engine.token_bytes.spelling(token_id).decode(errors="replace") for token_id in tokens]
+    return bodies.reply(
+        Tokenized(len(tokens), engine.max_model_len, tokens, strings if with_strings else None)
+    )
