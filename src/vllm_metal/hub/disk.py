@@ -1,8 +1,11 @@
-"""Free space, looked at before the first byte of a download."""
+"""Space on disk: what is free, looked at before the first byte of a download, and what is taken."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from vllm_metal.errors import DownloadError
@@ -18,6 +21,18 @@ def require_space(folder: Path, num_bytes: int) -> None:
             f"{format_bytes(free_bytes)} free on the disk of `{folder}`",
             hint="free some space, or name another disk: `HF_HOME` for hub models, `models.dir` for others",
         )
+
+
+def used_bytes(path: Path) -> int:
+    """Of a file, or of all files in a folder; what links lead to is elsewhere."""
+    inside = () if path.is_symlink() else os.walk(path)
+    files = [path, *(Path(folder, name) for folder, _, names in inside for name in names)]
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            status = file.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -1,0 +1,27 @@
+"""The models in the hub's own cache, which other programs share. Standard library only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from vllm_metal.paths import expand_home
+
+_PREFIX = "models--"
+
+
+def folder() -> Path:
+    """Where the hub's client keeps what it fetches, by the variables that it reads."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{caches}/huggingface"
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    return Path(expand_home(os.path.expandvars(named)))
+
+
+def models() -> dict[str, Path]:
+    """The folder of each model there, by the model's name."""
+    try:
+        folders = sorted(path for path in folder().iterdir() if path.name.startswith(_PREFIX))
+    except OSError:
+        return {}
+    return {path.name.removeprefix(_PREFIX).replace("--", "/"): path for path in folders}
