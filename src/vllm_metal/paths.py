@@ -33,6 +33,10 @@ def state_dir() -> Path:
     return _folder("Application Support", "XDG_STATE_HOME", ".local/state")
 
 
+def chat_history() -> Path:
+    return state_dir() / "chat_history"
+
+
 def log_dir() -> Path:
     """Where the daemon's log files are."""
     if sys.platform == "darwin":

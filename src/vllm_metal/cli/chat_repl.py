@@ -145,7 +145,7 @@ _RENDERERS = {".md": _markdown, ".json": _json}
 
 def _history() -> History:
     """What was typed in earlier sessions, for the user's eyes only."""
-    file = paths.state_dir() / "chat_history"
+    file = paths.chat_history()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
