@@ -40,6 +40,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     last: RequestOutput | None = None
 
 
@@ -94,6 +95,7 @@ def collect(outputs: Iterable[RequestOutput], answers: dict[str, Answer]) -> Non
         answer.token_ids += output.token_ids
         answer.text += output.text
         answer.logprobs += output.logprobs
+        answer.prompt_logprobs += output.prompt_logprobs
         answer.last = output
 
 

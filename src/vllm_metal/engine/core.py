@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput, TokenLogprobs
@@ -15,12 +15,20 @@ from vllm_metal.engine.scheduler import Scheduler, SchedulerOutput
 logger = logging.getLogger(__name__)
 
 
+class PromptLogprobs(NamedTuple):
+    """Of a prompt's tokens from position `start` on."""
+
+    start: int
+    tokens: list[TokenLogprobs]
+
+
 @dataclass(slots=True)
 class ModelRunnerOutput:
     """A token for every request that is now fully computed, or what went wrong with that request alone."""
 
     token_ids: dict[Request, int] = field(default_factory=dict)
     logprobs: dict[Request, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[Request, PromptLogprobs] = field(default_factory=dict)
     errors: dict[Request, str] = field(default_factory=dict)
 
 
@@ -118,6 +126,9 @@ class EngineCore:
             self.scheduler.preempt_all()
             self.runner.reset()
             return []
+        for request, (start, tokens) in computed.prompt_logprobs.items():
+            # A step that was launched before its request was preempted may tell the same again.
+            request.prompt_logprobs[start - 1 : start - 1 + len(tokens)] = tokens
         outputs = [
             self._token(request, token_id, computed.logprobs.get(request))
             for request, token_id in computed.token_ids.items()
@@ -164,13 +175,17 @@ class EngineCore:
         """None for a request that has ended since its step was launched."""
         if request.status is RequestStatus.FINISHED:
             return None
-        request.token_ids.append(token_id)
         request.num_pending_tokens -= 1
         self._recomputing.discard(request)
-        self._generation_tokens += 1
-        if request.num_output_tokens == 1:
+        if request.max_tokens:
+            request.token_ids.append(token_id)
+            self._generation_tokens += 1
+            output = self.output_processor.process(request, token_id, logprobs)
+        else:  # Only the prompt was of interest.
+            output = self.output_processor.end(request, FinishReason.LENGTH)
+        if request.num_output_tokens <= 1:
             self._prompt_tokens += request.num_prompt_tokens
-        output = self.output_processor.process(request, token_id, logprobs)
+            output.prompt_logprobs = tuple(request.prompt_logprobs)
         if output.finish_reason is not None:
             self._finish(request, output.finish_reason)
         return output

@@ -15,21 +15,24 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """What the model thought of a token it gave: natural logarithms, over the whole vocabulary.
+    """What the model thought of a token: natural logarithms, over the whole vocabulary.
 
     `top` is the most likely tokens in order, as many as were asked for, `token_id` not always among them.
+    `rank` counts from 1, for the likeliest; it is told of a prompt's tokens only.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @dataclass(slots=True)
 class RequestOutput:
     """News of one request since the last one: `text` and `token_ids` are deltas, the counts are totals.
 
-    The joined `text` of all outputs is the answer. `logprobs`, if asked for, go with `token_ids`.
+    The joined `text` of all outputs is the answer. `logprobs`, if asked for, go with `token_ids`, and
+    `prompt_logprobs`, from the prompt's second token on, come with the first output.
     `finish_reason` is set on the last output only; `error` goes with FinishReason.ERROR and is in the
     user's words.
     """
@@ -38,6 +41,7 @@ class RequestOutput:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -53,6 +57,7 @@ class RequestOutput:
         self.text += later.text
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
+        self.prompt_logprobs += later.prompt_logprobs
         self.finish_reason = later.finish_reason
         self.num_cached_tokens = later.num_cached_tokens
         self.num_output_tokens = later.num_output_tokens

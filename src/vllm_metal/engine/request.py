@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from vllm_metal.engine.outputs import FinishReason
+from vllm_metal.engine.outputs import FinishReason, TokenLogprobs
 from vllm_metal.engine.sampling_params import SamplingParams
 
 
@@ -19,7 +19,8 @@ class Request:
 
     `num_computed_tokens` chases `num_tokens`: prefill, a chunk of it, decode and going on after a preemption
     are all the same subtraction. Tokens that are sampled but not read yet count as `num_pending_tokens` and
-    have no id. `seed` is set for requests that gave none too, so that a preempted one goes on as it began.
+    have no id. `prompt_logprobs` are those known, from the prompt's second token on. `seed` is set for
+    requests that gave none too, so that a preempted one goes on as it began.
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "params",
+        "prompt_logprobs",
         "request_id",
         "seed",
         "status",
@@ -53,6 +55,7 @@ class Request:
         self.seed = seed
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0
         self.num_cached_tokens = 0

@@ -26,6 +26,7 @@ class SamplingParams:
     too. `logit_bias` pairs token ids with what is added to their logits. `allowed_token_ids` None means all.
     Of each of `bad_words`, sequences of token ids, the last token never follows the others in the answer.
     `logprobs` is how many of the most likely tokens are reported besides the one given; None means nothing.
+    `prompt_logprobs` is the same for each token of the prompt but the first.
     """
 
     temperature: float = 1.0
@@ -39,6 +40,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -79,10 +81,11 @@ class SamplingParams:
             raise InvalidRequest("`allowed_token_ids` must name at least one", param="allowed_token_ids")
         if not all(self.bad_words):
             raise InvalidRequest("`bad_words` must not be empty", param="bad_words")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            refuse("logprobs", f"between 0 and {MAX_LOGPROBS}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            refuse("max_tokens", "at least 1")
+        for param in ("logprobs", "prompt_logprobs"):
+            if not 0 <= (getattr(self, param) or 0) <= MAX_LOGPROBS:
+                refuse(param, f"between 0 and {MAX_LOGPROBS}")
+        if self.max_tokens is not None and self.max_tokens < 0:
+            refuse("max_tokens", "at least 0")
         if self.min_tokens < 0:
             refuse("min_tokens", "at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -105,6 +108,11 @@ class SamplingParams:
     @property
     def penalized(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Kept KV says nothing of the prompt's log probabilities."""
+        return self.prompt_logprobs is None and not self.skip_reading_prefix_cache
 
     def end_token_ids(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """The tokens that end the answer of a model whose own are `eos_token_ids`."""

@@ -9,6 +9,9 @@ from vllm_metal.engine.outputs import FinishReason
 from vllm_metal.engine.request import Request, RequestStatus
 from vllm_metal.engine.step_pace import StepPace
 
+#: Most tokens a step of prompts whose log probabilities are asked for: each takes a row over the vocabulary.
+MAX_PROMPT_LOGPROBS = 512
+
 
 @dataclass(slots=True)
 class SchedulerOutput:
@@ -109,10 +112,14 @@ class Scheduler:
             return
         wanted = sum(request.num_remaining_tokens for request in prompts)
         budget = self.pace.allowance(num_decodes, min(wanted, budget))
+        num_logprobs = 0
         admitting = True
         for request in sorted(prompts, key=self._rank):
             if not budget:
                 break
+            tells = request.params.prompt_logprobs is not None
+            if tells and num_logprobs == MAX_PROMPT_LOGPROBS:
+                continue
             if request.status is RequestStatus.WAITING:
                 if self.kv.is_worth_waiting(request):
                     continue
@@ -121,8 +128,11 @@ class Scheduler:
                 if not admitting:
                     continue
             num_tokens = min(request.num_remaining_tokens, budget)
+            if tells:
+                num_tokens = min(num_tokens, MAX_PROMPT_LOGPROBS - num_logprobs)
             if self._schedule(request, num_tokens, output):
                 budget -= num_tokens
+                num_logprobs += tells * num_tokens
         self.pace.spend(num_decodes, output.num_prefill_tokens)
 
     def _rank(self, request: Request) -> tuple[int, int]:

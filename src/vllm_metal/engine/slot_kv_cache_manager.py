@@ -153,7 +153,7 @@ class SlotKVCacheManager:
         return True
 
     def restore(self, request: Request) -> int:
-        if request.params.skip_reading_prefix_cache:
+        if not request.params.reads_prefix_cache:
             return 0
         slot = self._slots[request]
         spans = self.prefixes.match(request)
@@ -174,7 +174,7 @@ class SlotKVCacheManager:
             self._shrink_prefixes(min(most_bytes, self.budget_bytes - self.used_bytes))
 
     def is_worth_waiting(self, request: Request) -> bool:
-        return not request.params.skip_reading_prefix_cache and self.prefixes.is_computed_by_another(request)
+        return request.params.reads_prefix_cache and self.prefixes.is_computed_by_another(request)
 
     def forget_prefixes(self) -> None:
         """Drop all that is kept of requests gone by."""

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from vllm_metal.engine.mlx import device, head, linear, sdpa
 from vllm_metal.engine.mlx.fused import Chunk, DecodeGroup, LayerKV, StepPlan
+from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.mlx.slot_arrays import LayerShape, SlotArrays
 from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
@@ -61,13 +62,20 @@ class FusedRunner:
         rows: list[Request | None] = []
         groups = self._plan_groups(scheduled, tokens, rows)
         chunks = self._plan_chunks(scheduled, tokens, rows)
+        prompt_logprobs = StepPromptLogprobs(scheduled)
+        asked = prompt_logprobs.rows(tokens.offsets)
         if chunks:
-            logits, rows = self._forward_selected(tokens, groups, chunks, rows)
-        elif self.static:
-            logits = self._replay(tokens, groups)
+            logits, rows = self._forward_selected(tokens, groups, chunks, rows, asked)
+            asked_logits = logits[len(rows) :]
         else:
-            logits = self._forward(tokens.pack(), tokens.previous, groups, [], self._arrays)
-        step = self.sampler.sample(logits, rows)
+            if self.static:
+                logits = self._replay(tokens, groups)
+            else:
+                logits = self._forward(tokens.pack(), tokens.previous, groups, [], self._arrays)
+            asked_logits = logits[mx.array(asked, mx.int32)]
+        step = self.sampler.sample(logits[: len(rows)], rows)
+        prompt_logprobs.take(asked_logits)
+        step.prompt_logprobs = prompt_logprobs
         mx.async_eval(step.arrays, self._arrays.arrays)
         self._previous = step
         return step
@@ -147,18 +155,23 @@ class FusedRunner:
         groups: list[DecodeGroup],
         chunks: list[Chunk],
         rows: list[Request | None],
+        asked: list[int],
     ) -> tuple[mx.array, list[Request | None]]:
-        """Logits of the rows that sample, and whose they are; of some other row if there are none."""
+        """Logits of the rows that sample, and whose they are; of some other row if there are none.
+
+        Logits of the `asked` rows come behind them.
+        """
         selected = [row for row, request in enumerate(rows) if request is not None] or [0]
         requests = [rows[row] for row in selected]
         if self.static:
             padding = SLOT_COUNTS[bisect_left(SLOT_COUNTS, len(selected))] - len(selected)
             selected += padding * [0]
             requests += padding * [None]
+        selected += asked
         index = mx.array(selected, mx.int32)
         with self._selection.only(index):
             logits = self._forward(tokens.pack(), tokens.previous, groups, chunks, self._arrays)
-        return logits if len(logits) == len(selected) else logits[index], requests
+        return logits if self._selection.applied else logits[index], requests
 
     def _replay(self, tokens: StepTokens, groups: list[DecodeGroup]) -> mx.array:
         """The forward of a step that only decodes, traced the first time it has this shape."""

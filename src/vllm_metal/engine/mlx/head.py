@@ -17,22 +17,27 @@ from vllm_metal.engine.mlx.override import override
 
 
 class Selection:
-    """The rows to project: all, unless `only` says which."""
+    """The rows to project: all, unless `only` says which. `applied` tells whether the model did so."""
 
     def __init__(self) -> None:
+        self.applied = False
         self._rows: mx.array | None = None
 
     @contextmanager
     def only(self, rows: mx.array) -> Iterator[None]:
         """Project the rows of an index array [rows] meanwhile."""
         self._rows = rows
+        self.applied = False
         try:
             yield
         finally:
             self._rows = None
 
     def of(self, hidden: mx.array) -> mx.array:
-        return hidden if self._rows is None else hidden[self._rows]
+        if self._rows is None:
+            return hidden
+        self.applied = True
+        return hidden[self._rows]
 
 
 def select_rows(model: Any) -> Selection:

@@ -29,9 +29,9 @@ class StepLogprobs:
         read = {}
         for row, request in enumerate(self.requests):
             if request in token_ids:
-                pairs = list(zip(top_ids[row], top[row], strict=True))[: request.params.logprobs]
-                likely = tuple(pair for pair in pairs if pair[1] > -math.inf)
-                read[request] = TokenLogprobs(token_ids[request], chosen[row], likely)
+                count = request.params.logprobs
+                pairs = likely(top_ids[row][:count], top[row][:count])
+                read[request] = TokenLogprobs(token_ids[request], chosen[row], pairs)
         return read
 
 
@@ -56,11 +56,24 @@ class Logprobs:
 
     def of(self, logits: mx.array, token_ids: mx.array) -> StepLogprobs:
         """For `logits` [rows, vocabulary] and the tokens [rows] that were given."""
-        logits, token_ids = logits[self._index], token_ids[self._index]
-        total = mx.logsumexp(logits, axis=-1, keepdims=True)
-        chosen = (mx.take_along_axis(logits, token_ids[:, None], axis=-1) - total)[:, 0]
-        top_ids, top = largest(logits, self._num_top)
-        return StepLogprobs(self._requests, chosen, top_ids, top - total)
+        told = token_logprobs(logits[self._index], token_ids[self._index], self._num_top)
+        return StepLogprobs(self._requests, *told)
+
+
+def token_logprobs(
+    logits: mx.array, token_ids: mx.array, num_top: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Those of `token_ids` [rows]; then ids and those of each row's likeliest tokens [rows, num_top]."""
+    total = mx.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = (mx.take_along_axis(logits, token_ids[:, None], axis=-1) - total)[:, 0]
+    top_ids, top = largest(logits, num_top)
+    return chosen, top_ids, top - total
+
+
+def likely(token_ids: list[int], logprobs: list[float]) -> tuple[tuple[int, float], ...]:
+    """The pairs, without tokens that cannot come."""
+    pairs = zip(token_ids, logprobs, strict=True)
+    return tuple(pair for pair in pairs if pair[1] > -math.inf)
 
 
 def largest(values: mx.array, count: int) -> tuple[mx.array, mx.array]:

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from vllm_metal.engine.mlx import device, kv_cache
+from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
 from vllm_metal.engine.request import Request
@@ -31,13 +32,15 @@ class SplitRunner:
     def launch(self, output: SchedulerOutput) -> SampledStep:
         self._drop(output.dropped)
         rows = []
+        prompt_logprobs = StepPromptLogprobs(output.num_scheduled_tokens)
         for request, num_tokens in output.num_scheduled_tokens.items():
             samples = num_tokens == request.num_remaining_tokens
             if num_prefill := num_tokens - samples:
-                self._prefill(request, num_prefill)
+                prompt_logprobs.take_chunk(request, self._prefill(request, num_prefill))
             if samples:
                 rows.append(request)
         step = self._decode(rows) if rows else SampledStep.nothing()
+        step.prompt_logprobs = prompt_logprobs
         # Cache metadata too is evaluated at every step: left lazy, it grows into one graph of many steps.
         held = [self._batch.caches, *self._caches.values()]
         mx.async_eval(step.arrays, [cache.state for caches in held for cache in caches])
@@ -60,10 +63,12 @@ class SplitRunner:
         self.model = None
         device.leave_thread()
 
-    def _prefill(self, request: Request, num_tokens: int) -> None:
+    def _prefill(self, request: Request, num_tokens: int) -> mx.array:
+        """Logits [tokens, vocabulary]: where nobody looks at them, the projection is never computed."""
         start = request.num_computed_tokens
-        # The logits are never looked at, so the vocabulary projection is never computed.
-        self.model(mx.array([request.token_ids[start : start + num_tokens]]), cache=self._caches_of(request))
+        token_ids = mx.array([request.token_ids[start : start + num_tokens]])
+        logits: mx.array = self.model(token_ids, cache=self._caches_of(request))
+        return logits[0]
 
     def _decode(self, rows: list[Request]) -> SampledStep:
         if not self.batched:

@@ -16,12 +16,15 @@ class StepTokens:
         self._previous_rows = previous.row_of if previous else {}
         self._token_ids: list[int] = []
         self._positions: list[int] = []
+        #: The first row of each request.
+        self.offsets: dict[Request, int] = {}
 
     def __len__(self) -> int:
         return len(self._token_ids)
 
     def add(self, request: Request, start: int, num_tokens: int) -> None:
         """Tokens of `request` from position `start` on, the last of which may be pending."""
+        self.offsets[request] = len(self)
         known = request.token_ids[start : start + num_tokens]
         self._token_ids += known
         if len(known) < num_tokens:
