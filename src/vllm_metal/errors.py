@@ -7,6 +7,7 @@ MetalError                    exit 1: the user's to mend
 │   ├── NotAModel             a path that holds no model
 │   └── UnsupportedModel      a model this version cannot run
 ├── DownloadError             network, hub, checksum, disk space
+├── SetupError                the venv cannot be made
 ├── PortInUse
 ├── ServiceError              launchd refused, or the service did not come up
 ├── ServerUnreachable         raised by the client side
@@ -51,12 +52,20 @@ class UnsupportedModel(ModelError):
     pass
 
 
-class DownloadError(MetalError):
-    """`retryable` is true when the same call may succeed later: no network, hub down."""
+class _RetryableError(MetalError):
+    """`retryable` is true when the same call may succeed later: no network, hub down, disk full."""
 
     def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.retryable = retryable
+
+
+class DownloadError(_RetryableError):
+    pass
+
+
+class SetupError(_RetryableError):
+    pass
 
 
 class PortInUse(MetalError):

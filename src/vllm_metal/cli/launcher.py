@@ -10,13 +10,15 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 from vllm_metal import __version__, paths
 from vllm_metal.cli import printer, program
-from vllm_metal.errors import MetalError
+from vllm_metal.errors import MetalError, SetupError
+from vllm_metal.service import launchd, setup, venv
 
-OWN_COMMANDS: tuple[str, ...] = ()
+OWN_COMMANDS = ("setup", "service")
 """Modules of `cli` that are an `OwnCommand`. They and all that they import are standard library only."""
 
 VENV_COMMANDS = {
@@ -96,9 +98,24 @@ def _parser() -> Parser:
 
 
 def _become_venvs_metal(argv: Sequence[str]) -> NoReturn:
-    # The real folder: a running process must not see the link move to another version.
-    folder = paths.venv().resolve()
-    if not (folder / "bin/metal").exists():
-        raise MetalError(f"there is no venv at `{paths.venv()}`", hint="`metal setup` makes it")
-    python = str(folder / "bin/python")
-    os.execv(python, [python, str(folder / "bin/metal"), *argv])
+    version = _ready_version()
+    venv.hold(version)
+    python = str(version / "bin/python")
+    os.execv(python, [python, str(version / "bin/metal"), *argv])
+
+
+def _ready_version() -> Path:
+    """Not the link to it, which may move under a process that still imports."""
+    try:
+        version = setup.ensure(paths.venv(), printer.note)
+    except SetupError as exc:
+        if not launchd.is_parent():
+            raise
+        launchd.write_reason(exc)
+        if exc.retryable:
+            raise
+        # Exit 0, or launchd would start us again every few seconds with the same result.
+        printer.error(exc)
+        sys.exit(0)
+    setup.prune(paths.venv())
+    return version

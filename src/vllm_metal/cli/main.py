@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vllm_metal import __version__
-from vllm_metal.cli import bench, chat, config, printer, program, pull, serve
+from vllm_metal.cli import bench, chat, config, launcher, printer, program, pull, serve
+from vllm_metal.service import venv
 
 app = typer.Typer(
     name="metal",
@@ -21,6 +25,20 @@ app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
+
+
+def _add_own_command(name: str) -> None:
+    """The launcher knows its arguments, all of which go there."""
+
+    def command(context: typer.Context) -> None:
+        launcher.run_own(name, context.args)
+
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(name, help=launcher.own_command(name).HELP, context_settings=settings)(command)
+
+
+for own in launcher.OWN_COMMANDS:
+    _add_own_command(own)
 
 
 def _version(wanted: bool) -> None:
@@ -40,4 +58,7 @@ def metal(
 
 def main() -> None:
     """Entry point of the venv's `metal`."""
+    # An upgrade may not remove what this runs from. A venv that `metal setup` did not make has no versions.
+    with suppress(OSError):
+        venv.hold(Path(sys.prefix))
     program.run(app)

@@ -1,0 +1,49 @@
+"""`metal setup`: the venv that models run in."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from vllm_metal import paths
+from vllm_metal.cli import printer
+from vllm_metal.errors import SetupError
+from vllm_metal.service import requirements, setup
+from vllm_metal.service.venv import read_stamp
+
+HELP = "Make the Python environment that models run in, unless it is here and current, and print its path."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true", help="Make it anew in any case.")
+    parser.add_argument("--print-lock", action="store_true", help="Print what would be installed, and stop.")
+    parser.add_argument(
+        "--venv",
+        type=Path,
+        metavar="PATH",
+        help="Make it at PATH, where `VLLM_METAL_VENV` must lead the other commands.",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.print_lock:
+        printer.out(requirements.lock().text, end="")
+        return
+    if stamp := read_stamp(Path(sys.prefix)):
+        _hand_over(stamp.launcher)
+    path = Path(paths.expand_home(str(arguments.venv))).absolute() if arguments.venv else paths.venv()
+    setup.ensure(path, printer.note, force=arguments.force)
+    printer.out(str(path))
+
+
+def _hand_over(launcher: str) -> None:
+    """The venv cannot renew itself: what it would copy is what it has."""
+    try:
+        os.execv(launcher, [launcher, *sys.argv[1:]])
+    except OSError as exc:
+        raise SetupError(
+            f"this `metal` is the venv's own, and `{launcher}`, which made it, is gone",
+            hint="install vllm-metal again, then run `metal setup`",
+        ) from exc

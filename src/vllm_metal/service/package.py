@@ -1,0 +1,56 @@
+"""The running package, and how a venv gets a copy of it: from here, never from an index."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shlex
+import shutil
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+import vllm_metal
+from vllm_metal import paths
+
+FOLDER = Path(vllm_metal.__file__).parent
+
+COMMANDS = ("metal", "vllm")
+"""One program by two names: guides for vLLM-Metal say `vllm`."""
+
+# Neither the length of the path nor a space in it may matter, as they do in a `#!` line of its own.
+_SCRIPT = """#!/bin/sh
+'''exec' {python} "$0" "$@"
+' '''
+from vllm_metal.cli.main import main
+
+main()
+"""
+
+
+@functools.cache
+def sha256() -> str:
+    """Of all files, the locks included: a development version changes without its number."""
+    digest = hashlib.sha256()
+    for path in sorted(FOLDER.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(FOLDER)}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def install(venv: Path, requirements: Iterable[str]) -> None:
+    """Copy the package into the venv, with its commands and metadata that ask for `requirements`."""
+    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
+    shutil.copytree(FOLDER, site_packages / FOLDER.name, ignore=shutil.ignore_patterns("__pycache__"))
+    metadata = site_packages / f"vllm_metal-{vllm_metal.__version__}.dist-info"
+    metadata.mkdir()
+    lines = ["Metadata-Version: 2.1", f"Name: {paths.APP}", f"Version: {vllm_metal.__version__}"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
+    (metadata / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (metadata / "INSTALLER").write_text("metal setup\n", encoding="utf-8")
+    for command in COMMANDS:
+        script = venv / "bin" / command
+        script.write_text(_SCRIPT.format(python=shlex.quote(str(venv / "bin/python"))), encoding="utf-8")
+        script.chmod(0o755)

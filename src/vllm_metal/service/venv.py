@@ -1,0 +1,165 @@
+"""The user's venv: a link at a fixed path to one of several versions, each a folder with a stamp.
+
+    ~/.venv-vllm-metal -> .venv-vllm-metal.d/0.2.0-5f2c81d0-1
+    ~/.venv-vllm-metal.d/0.1.0-9a04c7e3-1    goes once nothing runs from it
+
+A venv cannot be moved, so each is made where it stays, and the link moves. What has no stamp is half made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import vllm_metal
+from vllm_metal.errors import SetupError
+from vllm_metal.service import package
+
+_STAMP = "vllm-metal.json"
+_VERSION = re.compile(r".+-[0-9a-f]{8}-\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What a finished version was made from. Paths are as they were called: links outlive upgrades."""
+
+    version: str
+    package_sha256: str
+    lock_sha256: str
+    python_version: str
+    python: str
+    launcher: str
+    created: int
+
+    def write(self, folder: Path) -> None:
+        part = folder / f"{_STAMP}.part"
+        part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        part.replace(folder / _STAMP)
+
+
+def read_stamp(folder: Path) -> Stamp | None:
+    """The stamp of a version, or of the one that a link leads to; None where there is none of ours."""
+    try:
+        return Stamp(**json.loads((folder / _STAMP).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_current(stamp: Stamp) -> bool:
+    """Whether what runs now would make the same: its code, lock and Python are those of the stamp."""
+    return (
+        stamp.package_sha256 == package.sha256()
+        and stamp.python_version.split(".")[:2] == [str(part) for part in sys.version_info[:2]]
+        and Path(stamp.python).exists()
+    )
+
+
+def versions_dir(venv: Path) -> Path:
+    return venv.with_name(f"{venv.name}.d")
+
+
+def require_ours(venv: Path) -> None:
+    """Raises SetupError if something lies at `venv` that is not a link of ours."""
+    if os.path.lexists(venv) and not _is_ours(venv):
+        raise SetupError(
+            f"`{venv}` was not made by `metal setup` and is left alone",
+            hint="set `VLLM_METAL_VENV` to another path, or remove it if nothing needs it",
+        )
+
+
+def _is_ours(venv: Path) -> bool:
+    return venv.is_symlink() and venv.readlink().parent == Path(versions_dir(venv).name)
+
+
+def new_version(venv: Path) -> Path:
+    """A path for the next version; nothing is there yet."""
+    name = f"{vllm_metal.__version__}-{package.sha256()[:8]}"
+    number = 1
+    while (path := versions_dir(venv) / f"{name}-{number}").exists():
+        number += 1
+    return path
+
+
+def switch(venv: Path, version: Path) -> None:
+    """Let the link lead to `version`, in one step."""
+    link = versions_dir(venv) / "link"
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path(versions_dir(venv).name, version.name))
+    link.replace(venv)
+
+
+def hold(version: Path) -> None:
+    """Keep `version` from being removed until this process, or the program it becomes, has ended.
+
+    Raises FileNotFoundError if it has been.
+    """
+    stamp = os.open(version / _STAMP, os.O_RDONLY)
+    fcntl.flock(stamp, fcntl.LOCK_SH)
+    os.set_inheritable(stamp, True)
+
+
+def prune(venv: Path) -> None:
+    """Remove the versions that are half made, or left with nothing that runs from them; needs `exclusive`."""
+    current = venv.resolve()
+    for version in versions_dir(venv).resolve().iterdir():
+        if _VERSION.fullmatch(version.name) and version != current and not _is_held(version):
+            shutil.rmtree(version, ignore_errors=True)
+
+
+def _is_held(version: Path) -> bool:
+    try:
+        with (version / _STAMP).open() as stamp:
+            fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def remove(venv: Path) -> None:
+    """Remove the link and all versions, also those in use; needs `exclusive`. Raises SetupError."""
+    require_ours(venv)
+    try:
+        venv.unlink(missing_ok=True)
+        shutil.rmtree(versions_dir(venv))
+    except OSError as exc:
+        raise SetupError(
+            f"cannot remove `{exc.filename}`: {exc.strerror}", hint=f"see who owns `{venv.parent}`"
+        ) from exc
+
+
+@contextmanager
+def exclusive(venv: Path, on_busy: Callable[[], None]) -> Iterator[int]:
+    """Let one process at a time change `venv`; yields a descriptor that locks for whoever inherits it.
+
+    `on_busy` is called before this waits for another process.
+    """
+    folder = versions_dir(venv)
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_busy()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            # Another may have removed it all meanwhile.
+            if _is_at(lock.fileno(), folder / "lock"):
+                yield lock.fileno()
+                return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
