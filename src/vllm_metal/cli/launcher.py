@@ -18,7 +18,7 @@ from vllm_metal.cli import printer, program
 from vllm_metal.errors import MetalError, SetupError
 from vllm_metal.service import launchd, setup, venv
 
-OWN_COMMANDS = ("setup", "service")
+OWN_COMMANDS = ("setup", "service", "uninstall")
 """Modules of `cli` that are an `OwnCommand`. They and all that they import are standard library only."""
 
 VENV_COMMANDS = {

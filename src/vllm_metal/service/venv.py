@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -128,9 +128,17 @@ def _is_held(version: Path) -> bool:
 def remove(venv: Path) -> None:
     """Remove the link and all versions, also those in use; needs `exclusive`. Raises SetupError."""
     require_ours(venv)
+    folder = versions_dir(venv)
     try:
         venv.unlink(missing_ok=True)
-        shutil.rmtree(versions_dir(venv))
+        # Where the user chose the venv's name, the folder may have been somebody's before.
+        for entry in list(folder.iterdir()):
+            if _VERSION.fullmatch(entry.name):
+                shutil.rmtree(entry)
+            elif entry.name in ("lock", "link"):
+                entry.unlink()
+        with suppress(OSError):
+            folder.rmdir()
     except OSError as exc:
         raise SetupError(
             f"cannot remove `{exc.filename}`: {exc.strerror}", hint=f"see who owns `{venv.parent}`"

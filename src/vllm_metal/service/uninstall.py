@@ -1,0 +1,148 @@
+"""What the product has put into a user's folders, and its removal: nothing of others, nor behind a link."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_metal import config, paths
+from vllm_metal.errors import ConfigError, MetalError, SetupError
+from vllm_metal.service import agent, executable, launchd, plist, venv
+
+# What such names begin files that are being written have too.
+_STATE = (paths.chat_history().name, launchd.reason_file().stem)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What there is: `folders` are ours too, and go once they are empty."""
+
+    has_service: bool
+    venv: Path | None
+    removed: tuple[Path, ...]
+    kept: tuple[Kept, ...]
+    folders: tuple[Path, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.has_service or self.venv or self.removed)
+
+
+def plan(*, purge: bool) -> Plan:
+    """Look at what there is, and change nothing. With `purge` configuration and models go too."""
+    removed: list[Path] = []
+    kept: list[Kept] = []
+    for path, reason in [*_contents(purge), *_brew_log(), *_own_models_dir()]:
+        if reason:
+            kept.append(Kept(path, reason))
+        else:
+            removed.append(path)
+    own_venv: Path | None = paths.venv()
+    try:
+        venv.require_ours(paths.venv())
+    except SetupError:
+        kept.append(Kept(paths.venv(), "`metal setup` did not make it"))
+        own_venv = None
+    if own_venv and not any(map(os.path.lexists, (own_venv, venv.versions_dir(own_venv)))):
+        own_venv = None
+    return Plan(_has_service(), own_venv, tuple(removed), tuple(kept), tuple(_folders()))
+
+
+def carry_out(plan: Plan, on_busy: Callable[[], None]) -> None:
+    """Remove what the plan names, the service first; `on_busy` is told that a `metal setup` is waited for.
+
+    Raises MetalError with the first that could not be removed, once all others are.
+    """
+    if plan.has_service:
+        agent.uninstall()
+    failed: list[OSError] = []
+    if plan.venv:
+        with venv.exclusive(plan.venv, on_busy):
+            venv.remove(plan.venv)
+    for path in plan.removed:
+        try:
+            _remove(path)
+        except OSError as exc:
+            failed.append(exc)
+    for folder in plan.folders:
+        # Not if something is kept in it.
+        with suppress(OSError):
+            folder.rmdir()
+    if failed:
+        raise MetalError(
+            f"`{failed[0].filename}` cannot be removed: {failed[0].strerror}",
+            hint="everything else is; remove it by hand, or run this again once you may",
+        )
+
+
+def _has_service() -> bool:
+    # Without launchd there is none.
+    return shutil.which("launchctl") is not None and (plist.file().exists() or agent.find() is not None)
+
+
+def _folders() -> list[Path]:
+    """Ours by their names, innermost first; several are one on a Mac."""
+    folders = {
+        paths.log_dir(),
+        paths.cache_dir(),
+        paths.state_dir(),
+        paths.data_dir(),
+        paths.config_file().parent,
+    }
+    return sorted(folders, reverse=True)
+
+
+def _contents(purge: bool) -> Iterator[tuple[Path, str]]:
+    """What is in our folders, and why it stays if it does."""
+    folders = _folders()
+    for folder in folders:
+        if folder.is_symlink():
+            yield folder, "it is a link to elsewhere"
+        elif folder.is_dir() and folder.stat().st_uid != os.geteuid():
+            yield folder, "it belongs to another user"
+        elif folder.is_dir() and folder.parent not in folders:
+            for path in sorted(folder.iterdir()):
+                yield path, _reason_to_keep(path, purge)
+
+
+def _reason_to_keep(path: Path, purge: bool) -> str:
+    config_file = paths.config_file()
+    # Beside the file there may be copies of it.
+    is_config = path.parent == config_file.parent and path.name.startswith(config_file.name)
+    if path == paths.models_dir() or is_config:
+        return "" if purge else "`--purge` removes it"
+    is_state = path.parent == paths.state_dir() and path.name.startswith(_STATE)
+    if is_state or not {path, path.parent}.isdisjoint({paths.cache_dir(), paths.log_dir()}):
+        return ""
+    return "`metal` did not make it"
+
+
+def _brew_log() -> Iterator[tuple[Path, str]]:
+    """Where Homebrew's own service writes, beside the folders of kegs."""
+    *_, prefix, opt, formula, _, _ = ("", "", *executable.find().parts)
+    if (opt, formula) == ("opt", "vllm-metal"):
+        yield Path(prefix), ""
+
+
+def _own_models_dir() -> Iterator[tuple[Path, str]]:
+    with suppress(ConfigError):
+        folder = config.load(environ={}).models.store
+        if folder != paths.models_dir() and folder.is_dir():
+            yield folder, "`models.dir` names it, and others may use it"
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,247 @@
+"""`metal uninstall` takes away what is ours and says what it leaves; nothing of others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terminal import on_terminal
+from vllm_metal import paths
+from vllm_metal.errors import MetalError
+from vllm_metal.service import uninstall, venv
+from vllm_metal.service.launchd import reason_file
+
+COMMAND = [sys.executable, "-c", "from vllm_metal.cli.launcher import main; main()", "uninstall"]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def used(home) -> Path:
+    """A home in which everything was used, and nothing runs."""
+    for path, num_bytes in {
+        paths.chat_history(): 10,
+        reason_file(): 10,
+        reason_file().with_suffix(".123"): 10,
+        paths.log_dir() / "metal.log": 10,
+        paths.log_dir() / "metal.log.1": 10,
+        paths.cache_dir() / "anything" / "at all": 10,
+        paths.config_file(): 10,
+        paths.models_dir() / "smollm2" / "model.gguf": 98_000_000,
+        home / ".cache/huggingface/hub/models--org--name/blobs/weights": 4_300_000_000,
+    }.items():
+        _write(path, num_bytes)
+    snapshot = home / ".cache/huggingface/hub/models--org--name/snapshots/1/model.safetensors"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to("../../blobs/weights")
+    paths.config_file().write_text("# mine\n")
+    _make_venv(paths.venv())
+    return home
+
+
+def _write(path: Path, num_bytes: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        # Takes no space.
+        file.truncate(num_bytes)
+
+
+def _make_venv(path: Path) -> None:
+    version = venv.new_version(path)
+    _write(version / "bin" / "metal", 10)
+    with venv.exclusive(path, lambda: None):
+        venv.switch(path, version)
+
+
+def _run(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [*COMMAND, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def _files(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()
+    }
+
+
+def _said_to_be_left(text: str) -> list[str]:
+    _, _, left = text.partition("to be left:\n")
+    return [line.strip() for line in left.splitlines() if line.startswith("  ")]
+
+
+def test_nothing_is_there(home):
+    assert _run("--yes").startswith("nothing is there to remove\n")
+    assert not list(home.iterdir())
+
+
+def test_all_goes_but_configuration_and_models(used):
+    hub = used / ".cache/huggingface/hub"
+    left = _said_to_be_left(_run("--yes"))
+    assert left == [
+        f"{paths.models_dir()}  98.0 MB: `--purge` removes it",
+        f"{paths.config_file()}  7 B: `--purge` removes it",
+        f"{hub}: other programs may use its models",
+        "org/name  4.3 GB",
+    ]
+    assert {used / name for name in _files(used)} == {
+        paths.config_file(),
+        paths.models_dir() / "smollm2" / "model.gguf",
+        hub / "models--org--name/blobs/weights",
+        hub / "models--org--name/snapshots/1/model.safetensors",
+    }
+
+
+def test_purge_leaves_only_what_is_shared(used):
+    text = _run("--purge", "--yes")
+    assert f"  {paths.models_dir()}  98.0 MB\n" in text
+    assert [path.name for path in used.iterdir() if _files(path)] == [".cache"]
+    assert [path.name for path in (used / ".cache").iterdir()] == ["huggingface"]
+
+
+def test_no_empty_folders_of_ours_stay(used):
+    _run("--purge", "--yes")
+    assert not [path for path in used.rglob("*") if path.name.startswith(("vllm-metal", ".venv"))]
+
+
+def test_a_second_time_there_is_nothing_left_to_remove(used):
+    first, second = _run("--yes"), _run("--yes")
+    assert second.startswith("nothing is there to remove\n")
+    assert _said_to_be_left(second) == _said_to_be_left(first)
+
+
+def test_without_a_terminal_it_wants_a_yes(used):
+    before = _files(used)
+    assert "\nhint: `--yes` says yes" in _run(code=1)
+    assert _files(used) == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes"), [("y", True), ("yes", True), ("", False), ("n", False), ("\x04", False)]
+)
+def test_asks_on_a_terminal(used, answer, goes):
+    before = _files(used)
+    with on_terminal("uninstall", env=dict(os.environ)) as terminal:
+        terminal.expect("remove? [y/N] ")
+        terminal.type(answer if answer == "\x04" else f"{answer}\n")
+        assert terminal.exit_code() == 0
+    assert (_files(used) != before) is goes
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME"])
+def test_hub_cache_is_where_the_hubs_client_keeps_it(home, tmp_path, monkeypatch, variable):
+    monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
+    hub = Path(subprocess.run(
+        [sys.executable, "-c", "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"],
+        stdout=subprocess.PIPE, text=True, check=True,
+    ).stdout.strip())  # fmt: skip
+    _write(hub / "models--org--name" / "blobs" / "weights", 5000)
+    _write(hub / "datasets--org--name" / "blobs" / "rows", 5000)
+    assert _said_to_be_left(_run("--yes")) == [
+        f"{hub}: other programs may use its models",
+        "org/name  5.0 kB",
+    ]
+
+
+def test_venv_of_others_stays(home):
+    _write(paths.venv() / "pyvenv.cfg", 10)
+    assert _said_to_be_left(_run("--yes")) == [f"{paths.venv()}  10 B: `metal setup` did not make it"]
+    assert (paths.venv() / "pyvenv.cfg").exists()
+
+
+def test_link_of_others_in_place_of_the_venv_stays(home, tmp_path):
+    _write(tmp_path / "other" / "pyvenv.cfg", 10)
+    paths.venv().symlink_to(tmp_path / "other")
+    _run("--yes")
+    assert (paths.venv() / "pyvenv.cfg").exists()
+
+
+def test_half_made_venv_goes(home):
+    version = venv.new_version(paths.venv())
+    _write(version / "pyvenv.cfg", 10)
+    assert str(paths.venv()) in _run("--yes")
+    assert not list(home.iterdir())
+
+
+def test_files_of_others_beside_the_venvs_versions_stay(home, monkeypatch):
+    """As `VLLM_METAL_VENV` may be any path, that of the versions may be somebody's folder."""
+    monkeypatch.setenv("VLLM_METAL_VENV", str(home / "etc"))
+    _write(home / "etc.d" / "mine.conf", 10)
+    _make_venv(home / "etc")
+    _run("--yes")
+    assert _files(home) == {"etc.d/mine.conf"}
+
+
+@pytest.mark.parametrize("folder", [paths.cache_dir, paths.state_dir])
+def test_folder_that_is_a_link_stays_with_what_it_leads_to(home, tmp_path, folder):
+    _write(tmp_path / "elsewhere" / "chat_history", 10)
+    folder().parent.mkdir(parents=True)
+    folder().symlink_to(tmp_path / "elsewhere")
+    assert f"{folder()}  0 B: it is a link to elsewhere" in _said_to_be_left(_run("--purge", "--yes"))
+    assert (folder() / "chat_history").exists()
+
+
+def test_links_in_our_folders_go_without_what_they_lead_to(home, tmp_path):
+    _write(tmp_path / "disk" / "model.gguf", 10)
+    _write(tmp_path / "disk" / "log", 10)
+    for link, target in {
+        paths.models_dir(): tmp_path / "disk",
+        paths.log_dir() / "metal.log": tmp_path / "disk" / "log",
+        paths.cache_dir() / "folder": tmp_path / "disk",
+    }.items():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+    _run("--purge", "--yes")
+    assert not _files(home)
+    assert _files(tmp_path / "disk") == {"model.gguf", "log"}
+
+
+def test_files_of_others_in_our_folders_stay_and_are_named(home):
+    mine = [
+        paths.data_dir() / "notes.txt",
+        paths.state_dir() / "x" / "y",
+        paths.config_file().with_name("x.toml"),
+    ]
+    for path in mine:
+        _write(path, 10)
+    text = _run("--purge", "--yes")
+    assert {home / name for name in _files(home)} == set(mine)
+    assert text.count("`metal` did not make it") == 3
+
+
+def test_models_that_the_configuration_has_elsewhere_stay(home, tmp_path):
+    _write(tmp_path / "models" / "model.gguf", 2_000_000)
+    _write(paths.config_file(), 0)
+    paths.config_file().write_text(f'models.dir = "{tmp_path}/models"\n')
+    (left,) = _said_to_be_left(_run("--purge", "--yes"))
+    assert left == f"{tmp_path}/models  2.0 MB: `models.dir` names it, and others may use it"
+    assert (tmp_path / "models" / "model.gguf").exists()
+
+
+def test_a_broken_configuration_is_no_obstacle(used):
+    paths.config_file().write_text("[broken")
+    _run("--purge", "--yes")
+    assert not paths.config_file().exists()
+
+
+def test_what_cannot_be_removed_is_named_once_all_else_is(home, tmp_path):
+    _write(tmp_path / "file", 10)
+    _write(tmp_path / "later", 10)
+    impossible = tmp_path / "file" / "below"
+    plan = uninstall.Plan(False, None, (impossible, tmp_path / "later"), (), ())
+    with pytest.raises(MetalError, match=f"`{impossible}` cannot be removed: Not a directory"):
+        uninstall.carry_out(plan, lambda: None)
+    assert not (tmp_path / "later").exists()
