@@ -8,12 +8,14 @@ MODEL  ?= smollm2
 
 # MLX's Linux wheel links a reference BLAS; preloading OpenBLAS makes float32 matmul about 50 times faster.
 OPENBLAS = $(firstword $(shell ls /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 2>/dev/null))
+APT_INSTALL = $(if $(filter 0,$(shell id -u)),,sudo -n) sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(1)' >/dev/null
 ifeq ($(shell uname -s),Linux)
 BLAS_READY := blas
+RUBY_READY := $(if $(shell command -v apt-get 2>/dev/null),ruby)
 RUN = LD_PRELOAD="$(OPENBLAS)"
 endif
 
-.PHONY: all setup blas serve chat check fix test test-all docs lock clean
+.PHONY: all setup blas ruby serve chat check fix test test-all docs lock clean
 all: test
 
 setup: $(STAMP) $(BLAS_READY)
@@ -29,9 +31,15 @@ $(STAMP): pyproject.toml requirements/dev.lock
 blas:
 ifeq ($(OPENBLAS),)
 	@echo "installing OpenBLAS (libopenblas0-pthread)"
-	@$(if $(filter 0,$(shell id -u)),,sudo -n) sh -c 'apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq libopenblas0-pthread' >/dev/null \
+	@$(call APT_INSTALL,libopenblas0-pthread) \
 	  || echo "warning: OpenBLAS could not be installed; the CPU backend will be slow"
 endif
+
+# What the formula's tests need.
+ruby:
+	@command -v ruby >/dev/null && command -v rubocop >/dev/null \
+	  || { echo "installing Ruby (ruby, rubocop)"; $(call APT_INSTALL,ruby rubocop); } \
+	  || echo "warning: Ruby could not be installed; the formula is not tested"
 
 serve: setup
 	$(RUN) $(BIN)/metal serve $(MODEL) $(ARGS)
@@ -52,7 +60,7 @@ fix: setup
 test: check
 	$(RUN) $(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-all: check
+test-all: check $(RUBY_READY)
 	$(RUN) $(BIN)/python -m pytest $(ARGS)
 
 docs: setup
