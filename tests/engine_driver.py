@@ -25,7 +25,7 @@ from vllm_metal.engine.step_pace import StepPace
 class IdDetokenizer:
     """Shows token 65 as `A`: enough to see what text an answer would have."""
 
-    def __init__(self, prompt_token_ids: list[int]) -> None:
+    def __init__(self, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
         pass
 
     def add(self, token_id: int) -> str:

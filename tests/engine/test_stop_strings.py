@@ -8,8 +8,8 @@ from vllm_metal.engine.stop_strings import StopStrings
 TEXT = st.text(alphabet="ab<|>", max_size=30)
 
 
-def _feed_all(stops: tuple[str, ...], pieces: list[str]) -> tuple[str, bool]:
-    matcher = StopStrings(stops)
+def _feed_all(stops: tuple[str, ...], pieces: list[str], *, included: bool = False) -> tuple[str, bool]:
+    matcher = StopStrings(stops, included=included)
     shown = ""
     for piece in pieces:
         shown += matcher.feed(piece)
@@ -37,7 +37,9 @@ def test_one_stop_string_is_found_however_the_text_is_cut(pieces, stop):
     text = "".join(pieces)
     shown, stopped = _feed_all((stop,), pieces)
     assert stopped == (stop in text)
-    assert shown == text.split(stop)[0]
+    before, found, _ = text.partition(stop)
+    assert shown == before
+    assert _feed_all((stop,), pieces, included=True) == (before + found, stopped)
 
 
 def test_only_what_may_become_a_stop_string_is_held_back():

@@ -27,19 +27,22 @@ class _Text:
 
 
 class OutputProcessor:
-    """`new_detokenizer` takes a prompt's token ids, since text may depend on what stands before it."""
+    """`new_detokenizer` takes a prompt's token ids, since text may depend on what stands before it, and
+    whether to skip special tokens.
+    """
 
     def __init__(
-        self, new_detokenizer: Callable[[list[int]], Detokenizer], eos_token_ids: frozenset[int]
+        self, new_detokenizer: Callable[[list[int], bool], Detokenizer], eos_token_ids: frozenset[int]
     ) -> None:
         self._new_detokenizer = new_detokenizer
         self._eos_token_ids = eos_token_ids
         self._texts: dict[Request, _Text] = {}
 
     def add(self, request: Request) -> None:
-        detokenizer = self._new_detokenizer(request.token_ids)
-        end_token_ids = request.params.end_token_ids(self._eos_token_ids)
-        self._texts[request] = _Text(detokenizer, StopStrings(request.params.stop), end_token_ids)
+        params = request.params
+        detokenizer = self._new_detokenizer(request.token_ids, params.skip_special_tokens)
+        stops = StopStrings(params.stop, included=params.include_stop_str_in_output)
+        self._texts[request] = _Text(detokenizer, stops, params.end_token_ids(self._eos_token_ids))
 
     def process(
         self, request: Request, token_id: int, logprobs: TokenLogprobs | None = None
@@ -47,7 +50,8 @@ class OutputProcessor:
         """The output for `token_id`, which `request` holds already; a `finish_reason` says it is the last."""
         text = self._texts[request]
         ended = token_id in text.end_token_ids
-        delta = "" if ended else text.detokenizer.add(token_id)
+        shown = not ended or request.params.include_stop_str_in_output
+        delta = text.detokenizer.add(token_id) if shown else ""
         # Like an end token, a stop string in the first `min_tokens` ends nothing.
         if request.num_output_tokens > request.params.min_tokens:
             delta = text.stops.feed(delta)

@@ -19,8 +19,10 @@ class SamplingParams:
 
     `top_k` 0 or -1 means off. `seed` None means a fresh one per request. `max_tokens` None means all that the
     context leaves. Generation ends before any of `stop` in the text and at any of `stop_token_ids`, which
-    come on top of the model's own end tokens, but at none of them within the first `min_tokens`. A lower
-    `priority` is served earlier. Only requests of one `cache_salt` share KV of texts that begin alike.
+    come on top of the model's own end tokens, but at none of them within the first `min_tokens`. What ended
+    it is part of the text if `include_stop_str_in_output`, and special tokens are, by name, unless
+    `skip_special_tokens`. A lower `priority` is served earlier. Only requests of one `cache_salt` share KV of
+    texts that begin alike.
 
     Presence and frequency penalties look at the tokens of the answer, the repetition penalty at the prompt's
     too. `logit_bias` pairs token ids with what is added to their logits. `allowed_token_ids` None means all.
@@ -46,7 +48,9 @@ class SamplingParams:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     priority: int = 0
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False

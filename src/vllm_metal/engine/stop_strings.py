@@ -4,11 +4,15 @@ from __future__ import annotations
 
 
 class StopStrings:
-    """`feed` returns text that is safe to show; `stopped` turns true when a stop string has been met."""
+    """`feed` returns text that is safe to show; `stopped` turns true when a stop string has been met.
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    That string itself is shown only if `included`.
+    """
+
+    def __init__(self, stops: tuple[str, ...], *, included: bool = False) -> None:
         self.stopped = False
         self._stops = stops
+        self._included = included
         self._held = ""
 
     def feed(self, text: str) -> str:
@@ -16,10 +20,11 @@ class StopStrings:
         if not self._stops:
             return text
         self._held += text
-        found = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        found = [(begin, len(stop)) for stop in self._stops if (begin := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            safe, self._held = self._held[: min(found)], ""
+            begin, length = min(found)
+            safe, self._held = self._held[: begin + length * self._included], ""
             return safe
         cut = len(self._held) - self._num_held()
         safe, self._held = self._held[:cut], self._held[cut:]

@@ -75,13 +75,19 @@ class TokenBytes(dict[int, bytes]):
 
 
 class Detokenizer:
-    """The text of one answer as the continuation of its prompt; special tokens add nothing.
+    """The text of one answer as the continuation of its prompt. Special tokens add nothing, or their names.
 
     A character is held back until it is whole. U+FFFD stands only for bytes that can no longer become one.
     """
 
-    def __init__(self, token_bytes: TokenBytes, prompt_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._token_bytes = token_bytes
+        self._skip_special_tokens = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = not any(token_bytes[token_id] for token_id in prompt_token_ids)
         # A prompt may end within a character; its bytes belong to the answer's first one.
@@ -91,9 +97,13 @@ class Detokenizer:
     def add(self, token_id: int) -> str:
         """The text that this token completes, often empty."""
         piece = self._token_bytes[token_id]
-        if self._at_start and piece:
-            self._at_start = False
+        if not piece:
+            if self._skip_special_tokens:
+                return ""
+            piece = self._token_bytes.spelling(token_id)
+        elif self._at_start:
             piece = self._token_bytes.at_start(token_id)
+        self._at_start = False
         return self._utf8.decode(piece)
 
     def flush(self) -> str:

@@ -148,22 +148,17 @@ class Tokenizer:
     def _content_format(self) -> content_format.ContentFormat:
         return content_format.detect(partial(self.template_renderer.apply_chat_template, tokenize=False))
 
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of `token_ids` without special tokens."""
-        detokenizer = self.detokenizer()
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`, special ones left out or by name."""
+        detokenizer = self.detokenizer((), skip_special_tokens)
         return "".join(map(detokenizer.add, token_ids)) + detokenizer.flush()
 
     def spell(self, token_ids: Iterable[int]) -> str:
         """The text of `token_ids` with special tokens by name."""
-        detokenizer = self.detokenizer()
-        pieces = (
-            detokenizer.add(token_id)
-            if self.token_bytes[token_id]
-            else self.token_bytes.spelling(token_id).decode()
-            for token_id in token_ids
-        )
-        return "".join(pieces) + detokenizer.flush()
+        return self.decode(token_ids, skip_special_tokens=False)
 
-    def detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> Detokenizer:
         """A fresh detokenizer for one answer to the prompt."""
-        return Detokenizer(self.token_bytes, prompt_token_ids)
+        return Detokenizer(self.token_bytes, prompt_token_ids, skip_special_tokens)
