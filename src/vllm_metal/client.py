@@ -92,6 +92,11 @@ class Client:
         """The served models; `id` is the name to ask for."""
         return list(self._get("/v1/models").get("data", ()))
 
+    def metrics(self) -> str:
+        """The server's figures, in Prometheus's text format."""
+        with self._exchange("GET", "/metrics", timeout_s=REPLY_TIMEOUT_S) as response:
+            return response.read().decode(errors="replace")
+
     def _get(self, path: str) -> dict[str, Any]:
         with self._exchange("GET", path, timeout_s=REPLY_TIMEOUT_S) as response:
             return self._object(response.read().decode(errors="replace") or "{}")
@@ -169,6 +174,15 @@ def server_url(server: ServerConfig) -> str:
     scheme = "https" if server.ssl_certfile else "http"
     host = "127.0.0.1" if server.host in ("0.0.0.0", "::") else server.host
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
+
+
+def client_of(server: ServerConfig, url: str | None = None, api_key: str | None = None) -> Client:
+    """A client of `url`, or where there is none of the server that `server` configures."""
+    if url is None:
+        url = server_url(server)
+        # The configured keys are for the configured server: never sent anywhere else.
+        api_key = api_key or next(iter(server.api_keys), None)
+    return Client(url, api_key)
 
 
 def sse_events(chunks: Iterable[bytes]) -> Iterator[str]:

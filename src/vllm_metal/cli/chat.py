@@ -82,13 +82,9 @@ def _local(model: str | None, config: Config) -> AbstractContextManager[Client]:
 
 
 def _remote(url: str | None, api_key: str | None, config: Config) -> AbstractContextManager[Client]:
-    from vllm_metal.client import Client, server_url
+    from vllm_metal.client import client_of
 
-    if url is None:
-        url = server_url(config.server)
-        # The configured keys are for the configured server: never sent anywhere else.
-        api_key = api_key or next(iter(config.server.api_keys), None)
-    return nullcontext(Client(url, api_key))
+    return nullcontext(client_of(config.server, url, api_key))
 
 
 def _question(quick: str | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vllm_metal import __version__
-from vllm_metal.cli import bench, chat, config, launcher, printer, program, pull, serve
+from vllm_metal.cli import bench, chat, config, doctor, launcher, printer, program, pull, serve, top
 from vllm_metal.service import venv
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
+app.command("top")(top.top)
+app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 
