@@ -37,6 +37,13 @@ def _memory_fraction(text: str) -> object:
         return text
 
 
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+
+
+def _sampling_default(what: str, **known: Any) -> Any:
+    return setting(None, f"{what} where a request names none; unset takes the model's own", **known)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Where the server listens, and to whom."""
@@ -65,6 +72,15 @@ class ServerConfig:
         reason=f"since launchd kills a service that outstays its `ExitTimeOut` of {EXIT_TIMEOUT_S} s",
     )
     max_queued: int = setting(256, "Requests held at once; one more is answered 429", minimum=1)
+    request_timeout: float = setting(
+        0.0, "Seconds that a request may take if it brings no `timeout`; 0 means no limit", minimum=0
+    )
+    max_requests_per_minute: int = setting(
+        0, "Requests that each API key may send a minute; 0 means no limit", minimum=0
+    )
+    max_concurrent_requests: int = setting(
+        0, "Requests that each API key may run at once; 0 means no limit", minimum=0
+    )
     allowed_hosts: tuple[str, ...] = setting((), "Host names accepted beside those of this machine")
     allowed_origins: tuple[str, ...] = setting((), "Web origins let in by CORS; empty turns CORS off")
     trust_request_chat_template: bool = setting(False, "Whether a request may bring its own chat template")
@@ -129,6 +145,20 @@ class ModelsConfig:
         "", "Jinja file, or the template itself; empty means the model's own", is_path=True
     )
     dir: str = setting("", "Folder of models kept outside the hub's cache", is_path=True)
+    temperature: float | None = _sampling_default("Temperature", kind=float, minimum=0, maximum=100)
+    top_p: float | None = _sampling_default("Top-p", kind=float, above=0, maximum=1)
+    top_k: int | None = _sampling_default("Top-k, 0 meaning off,", kind=int, minimum=0)
+    min_p: float | None = _sampling_default("Min-p", kind=float, minimum=0, maximum=1)
+    repetition_penalty: float | None = _sampling_default("Repetition penalty", kind=float, above=0, maximum=2)
+    max_tokens: int | None = setting(
+        None, "Most tokens of a chat's answer where a request names no limit", kind=int, minimum=1
+    )
+
+    @property
+    def sampling_defaults(self) -> dict[str, float]:
+        """What is set of `SamplingParams`, for requests that leave it open."""
+        values = {name: getattr(self, name) for name in _SAMPLING_DEFAULTS}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def store(self) -> Path:

@@ -14,6 +14,8 @@ MetalError                    exit 1: the user's to mend
 ├── InvalidRequest            HTTP 400; knows the field
 │   └── PromptTooLong
 ├── EngineBusy                HTTP 429: the queue is full
+│   └── RateLimited           this client asks for more than it may
+├── DeadlineExceeded          HTTP 408: the request's own time limit
 ├── EngineUnavailable         HTTP 503: loading, draining or failed
 └── EngineError               exit 3, HTTP 500: ours
 """
@@ -98,6 +100,14 @@ class EngineBusy(MetalError):
     def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(EngineBusy):
+    pass
+
+
+class DeadlineExceeded(MetalError):
+    pass
 
 
 class EngineUnavailable(MetalError):

@@ -59,7 +59,9 @@ class Setting:
     @property
     def example(self) -> object:
         """The default, or where that is "not set" a value that could be set."""
-        return self.kind() if self.default is None else self.default
+        if self.default is not None:
+            return self.default
+        return self.kind(self.minimum or 0 if self.above is None else self.maximum)
 
     @property
     def rule(self) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import http.client
+import json
 import logging
 import shutil
 import socket
 import ssl
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from in_process import MODEL, NAME, ask, send, with_server
+from in_process import MODEL, NAME, Reply, ask, send, with_server
 
 from vllm_metal import __version__
 from vllm_metal.server import bodies
@@ -338,3 +340,85 @@ def test_tls(tmp_path: Path) -> None:
         connection.close()
 
     with_server(talk, ssl_certfile=str(certificate), ssl_keyfile=str(key))
+
+
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        (b"GET\r\n\r\n", "this is no HTTP request: "),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", "this is no HTTP request: "),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nx: " + b"x" * 20_000 + b"\r\n\r\n", "8190"),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n", "8190"),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n", "Content-Length"),
+    ],
+)
+def test_what_is_no_http_is_refused_in_the_usual_shape(head: bytes, part: str) -> None:
+    def talk(urls: list[str]) -> bytes:
+        url = urlsplit(urls[0])
+        with socket.create_connection((url.hostname, url.port), timeout=30) as sock:
+            sock.sendall(head)
+            answer = b""
+            # Bytes that were never read make the server reset the connection behind its answer.
+            with suppress(ConnectionResetError):
+                while received := sock.recv(65_536):
+                    answer += received
+            return answer
+
+    head, _, body = with_server(talk).partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
+    assert b"Content-Type: application/json" in head
+    error = json.loads(body)["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert part in error["message"]
+    assert "\n" not in error["message"]
+
+
+def test_a_connection_is_kept_for_the_next_request() -> None:
+    def talk(urls: list[str]) -> None:
+        connection = http.client.HTTPConnection(urlsplit(urls[0]).netloc, timeout=30)
+        for method, path, status in (("GET", "/version", 200), ("POST", CHAT, 400), ("GET", "/nothing", 404)):
+            connection.request(method, path, "{}" if method == "POST" else None)
+            sock = connection.sock
+            with connection.getresponse() as response:
+                response.read()
+                assert (response.status, connection.sock) == (status, sock)
+        connection.close()
+
+    with_server(talk)
+
+
+def test_each_key_has_its_own_rate() -> None:
+    def talk(urls: list[str]) -> None:
+        def post(key: str, path: str = CHAT) -> Reply:
+            return send(urls[0], "POST", path, {}, {"Authorization": f"Bearer {key}"})
+
+        first, second, refused = post("one"), post("one"), post("one")
+        assert [first.status, second.status, refused.status] == [400, 400, 429]
+        assert first.headers["x-ratelimit-limit-requests"] == "2"
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        assert first.headers["x-ratelimit-reset-requests"] == "30s"
+        assert second.headers["x-ratelimit-remaining-requests"] == "0"
+        assert refused.error["code"] == "rate_limit_exceeded"
+        assert 1 <= int(refused.headers["Retry-After"]) <= 30
+        assert post("two").status == 400
+        assert post("three").status == 401
+        # What makes no work is not counted.
+        assert post("one", "/ping").status == 503
+        headers = {"Authorization": "Bearer one"}
+        assert send(urls[0], "GET", "/v1/models", headers=headers).status == 200
+
+    with_server(talk, max_requests_per_minute=2, api_keys=("one", "two"))
+
+
+def test_without_keys_all_share_one_rate() -> None:
+    def talk(urls: list[str]) -> None:
+        statuses = [
+            send(urls[0], "POST", CHAT, {}, {"Authorization": f"Bearer {key}"}).status for key in "ab"
+        ]
+        assert statuses == [400, 429]
+
+    with_server(talk, max_requests_per_minute=1)
+
+
+def test_rates_are_not_told_where_there_are_none() -> None:
+    assert "x-ratelimit-limit-requests" not in ask("POST", CHAT, {}).headers

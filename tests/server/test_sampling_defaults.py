@@ -29,3 +29,16 @@ def test_defaults_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     with ServerProcess(str(folder), env={}) as server:
         server.ready()
         assert "the sampling defaults of `generation_config.json` are ignored" in server.log
+
+
+def test_the_configurations_defaults_win_over_the_models(tmp_path: Path) -> None:
+    folder = tiny_folder.save(tmp_path / "tiny", do_sample=True, temperature=5.0, top_k=50)
+    env = {"METAL_MODELS_TEMPERATURE": "0", "METAL_MODELS_MAX_TOKENS": "7"}
+    with ServerProcess(str(folder), env=env) as server:
+        body = {"messages": [{"role": "user", "content": "Once"}], "ignore_eos": True}
+        answers = [server.post("/v1/chat/completions", {**body, "seed": seed})[1] for seed in (1, 2)]
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [7, 7]
+        first, second = (answer["choices"][0]["message"]["content"] for answer in answers)
+        assert first == second
+        _, longer = server.post("/v1/chat/completions", {**body, "max_tokens": 9})
+        assert longer["usage"]["completion_tokens"] == 9

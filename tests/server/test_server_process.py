@@ -27,11 +27,15 @@ ENDLESS = {"prompt": "Once upon a time", "max_tokens": 8000, "ignore_eos": True,
 
 
 @contextmanager
-def posted(server: ServerProcess, path: str, body: dict[str, Any]) -> Iterator[http.client.HTTPResponse]:
+def posted(
+    server: ServerProcess, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> Iterator[http.client.HTTPResponse]:
     """The reply, still to be read; leaving hangs up."""
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", path, json.dumps(body), {"Content-Type": "application/json", **(headers or {})}
+        )
         with connection.getresponse() as response:
             yield response
     finally:
@@ -224,3 +228,51 @@ def test_a_second_interrupt_does_not_wait(smollm2_path: Path) -> None:
             wait_for(lambda: process.get("/health")[1]["status"] == "draining", 5)
             assert process.stop(signal.SIGINT) == 130
         assert "Traceback" not in process.log
+
+
+def test_a_requests_own_time_limit(small_queue: ServerProcess) -> None:
+    limited = {**ENDLESS, "timeout": 0.3}
+    with posted(small_queue, "/v1/completions", {**limited, "stream": False}) as response:
+        assert response.status == 408
+        assert response.headers["x-should-retry"] == "false"
+        error = json.load(response)["error"]
+        assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
+    wait_for(lambda: is_free(small_queue), 5)
+    with posted(small_queue, "/v1/completions", limited) as response:
+        assert response.status == 200
+        *_, error, done = events(response)
+    assert json.loads(error)["error"]["code"] == "deadline_exceeded"
+    assert done == "[DONE]"
+    wait_for(lambda: is_free(small_queue), 5)
+    assert small_queue.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "timeout": 1e300})[0] == 200
+
+
+def test_a_reply_bears_the_id_of_its_request(server: ServerProcess) -> None:
+    body = {"prompt": "x", "max_tokens": 1}
+    for _ in range(2):
+        status, answer = server.post("/v1/completions", body, {"X-Request-Id": "trace-7"})
+        assert (status, answer["id"]) == (200, "cmpl-trace-7")
+    with posted(server, "/v1/completions", body) as response:
+        assert json.load(response)["id"] == f"cmpl-{response.headers['X-Request-Id']}"
+
+
+def test_requests_of_one_id_do_not_meet(server: ServerProcess) -> None:
+    headers = {"X-Request-Id": "same"}
+    with posted(server, "/v1/completions", ENDLESS, headers) as first:
+        chunks = events(first)
+        next(chunks)
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}, headers)[0] == 200
+        assert json.loads(next(chunks))["id"] == "cmpl-same"
+
+
+def test_requests_at_once_are_bounded(smollm2_path: Path) -> None:
+    env = {"METAL_SERVER_MAX_CONCURRENT_REQUESTS": "1", "METAL_SERVER_REQUEST_TIMEOUT": "60"}
+    with ServerProcess(str(smollm2_path), env=env) as process:
+        process.ready()
+        with posted(process, "/v1/completions", ENDLESS) as running:
+            assert next(events(running))
+            with posted(process, "/v1/completions", {"prompt": "x"}) as refused:
+                assert refused.status == 429
+                assert int(refused.headers["Retry-After"]) > 0
+                assert "at once" in json.load(refused)["error"]["message"]
+        wait_for(lambda: is_free(process), 5)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from vllm_metal.errors import (
+    DeadlineExceeded,
     EngineBusy,
     EngineUnavailable,
     InvalidRequest,
@@ -26,6 +27,7 @@ KINDS: dict[type[MetalError], ErrorKind] = {
     InvalidRequest: ErrorKind(400, "invalid_request_error", None),
     PromptTooLong: ErrorKind(400, "invalid_request_error", PromptTooLong.code),
     ModelNotFound: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    DeadlineExceeded: ErrorKind(408, "timeout_error", "deadline_exceeded"),
     EngineBusy: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),
     EngineUnavailable: ErrorKind(503, "server_error", "service_unavailable"),
     MetalError: ErrorKind(500, "server_error", "internal_error"),

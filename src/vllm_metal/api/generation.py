@@ -83,6 +83,7 @@ class GenerationRequest(RequestBody, kw_only=True):
     priority: int | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     skip_reading_prefix_cache: bool | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
 
     def sampling(self) -> dict[str, Any]:
         """What the client asked of the sampler: SamplingParams' arguments, without those left open.

@@ -18,7 +18,7 @@ from vllm_metal.engine.core import EngineCore
 from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.errors import EngineBusy, EngineUnavailable, InvalidRequest, PromptTooLong
+from vllm_metal.errors import DeadlineExceeded, EngineBusy, EngineUnavailable, InvalidRequest, PromptTooLong
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,8 @@ Message = AddRequest | AbortRequest | Stop
 class RequestStream:
     """The outputs of one request, for one reader. Leaving it before the last output aborts the request.
 
-    It holds one output: what arrives before the reader comes back is merged into it.
+    It holds one output: what arrives before the reader comes back is merged into it. Past its deadline, if it
+    has one, reading raises DeadlineExceeded.
     """
 
     def __init__(self, request_id: str, close: Callable[[str], None]) -> None:
@@ -93,6 +94,16 @@ class RequestStream:
         self._output: RequestOutput | None = None
         self._arrived = asyncio.Event()
         self._finished = False
+        self._expired = False
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def expire_at(self, deadline: float) -> None:
+        """`deadline` is in the loop's time."""
+        self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._arrived.set()
 
     def put(self, output: RequestOutput) -> None:
         if self._output is None:
@@ -107,6 +118,8 @@ class RequestStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._close(self.request_id)
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
@@ -115,10 +128,12 @@ class RequestStream:
     async def __anext__(self) -> RequestOutput:
         if self._finished:
             raise StopAsyncIteration
-        await self._arrived.wait()
-        self._arrived.clear()
-        assert self._output is not None
+        if not self._expired:
+            await self._arrived.wait()
+            self._arrived.clear()
         output, self._output = self._output, None
+        if output is None:
+            raise DeadlineExceeded("the request did not end within its time limit")
         self._finished = output.finished
         return output
 
@@ -222,8 +237,10 @@ class AsyncEngine:
         params: SamplingParams,
         *,
         prompt_param: str = "prompt",
+        deadline: float | None = None,
     ) -> RequestStream:
-        """Hand a request to the engine. `prompt_param` is what its sender calls the prompt, for errors.
+        """Hand a request to the engine. `prompt_param` is what its sender calls the prompt, for errors;
+        `deadline`, in the loop's time, is when it is given up.
 
         Raises InvalidRequest or PromptTooLong for one that can never run, EngineBusy when the queue is full,
         EngineUnavailable when the engine has stopped.
@@ -244,6 +261,8 @@ class AsyncEngine:
             seed=params.seed if params.seed is not None else self._next_seed(),
         )
         stream = self._streams[request_id] = RequestStream(request_id, self._close_stream)
+        if deadline is not None:
+            stream.expire_at(deadline)
         self.idle.clear()
         self._inbox.put(AddRequest(request))
         return stream

@@ -8,6 +8,7 @@ from vllm_metal.config import Config
 from vllm_metal.server import middlewares, security
 from vllm_metal.server.keys import CONFIG, INSTALLATION, MANAGER, OPERATIONS
 from vllm_metal.server.model_manager import ModelManager
+from vllm_metal.server.rate_limits import limit_rates
 from vllm_metal.server.routes import ROUTES
 from vllm_metal.service.installation import Installation
 
@@ -22,6 +23,7 @@ def create_app(manager: ModelManager, config: Config) -> web.Application:
             security.check_host(server),
             security.check_origin(server.allowed_origins),
             security.authenticate(server.api_keys),
+            limit_rates(server),
         ],
     )
     app[CONFIG] = config

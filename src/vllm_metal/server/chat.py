@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, generation, logprobs
 from vllm_metal.server.keys import CONFIG, MANAGER
+from vllm_metal.server.request_id import request_id
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -34,11 +34,18 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     SamplingParams(**body.sampling())  # What is wrong is refused before the model is awaited.
     messages, template_kwargs = template_inputs(request, body)
     manager = request.app[MANAGER]
-    async with manager.acquire(body.model) as engine:
+    deadline = generation.deadline(request, body)
+    async with manager.acquire(body.model, deadline=deadline) as engine:
         params = await generation.sampling_params(engine, body)
         prompt_token_ids = await engine.encode_chat(messages, **template_kwargs)
-        wording = ChatWording(manager.served_names[0], engine.token_bytes)
-        outputs = engine.add_request(wording.id, prompt_token_ids, params, prompt_param="messages")
+        wording = ChatWording(f"chatcmpl-{request_id(request)}", manager.served_names[0], engine.token_bytes)
+        outputs = engine.add_request(
+            generation.engine_id(wording.id),
+            prompt_token_ids,
+            params,
+            prompt_param="messages",
+            deadline=deadline,
+        )
         return await generation.respond(request, outputs, wording, body)
 
 
@@ -57,9 +64,9 @@ def template_inputs(
 
 @dataclass(frozen=True, slots=True)
 class ChatWording:
+    id: str
     model: str
     token_bytes: TokenBytes
-    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def opening(self) -> list[ChatCompletionChunk]:

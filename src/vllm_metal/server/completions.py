@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, generation
 from vllm_metal.server.keys import MANAGER
 from vllm_metal.server.logprobs import TextLogprobsWriter
+from vllm_metal.server.request_id import request_id
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -25,11 +25,16 @@ async def completions(request: web.Request) -> web.StreamResponse:
     SamplingParams(**body.sampling())  # What is wrong is refused before the model is awaited.
     prompt = body.single_prompt()
     manager = request.app[MANAGER]
-    async with manager.acquire(body.model) as engine:
+    deadline = generation.deadline(request, body)
+    async with manager.acquire(body.model, deadline=deadline) as engine:
         params = await generation.sampling_params(engine, body)
         prompt_token_ids = await _encoded(engine, prompt, body)
-        wording = CompletionWording(manager.served_names[0], TextLogprobsWriter(engine.token_bytes))
-        outputs = engine.add_request(wording.id, prompt_token_ids, params)
+        wording = CompletionWording(
+            f"cmpl-{request_id(request)}", manager.served_names[0], TextLogprobsWriter(engine.token_bytes)
+        )
+        outputs = engine.add_request(
+            generation.engine_id(wording.id), prompt_token_ids, params, deadline=deadline
+        )
         return await generation.respond(request, outputs, wording, body)
 
 
@@ -45,9 +50,9 @@ async def _encoded(engine: AsyncEngine, prompt: str | list[int], body: Completio
 
 @dataclass(frozen=True, slots=True)
 class CompletionWording:
+    id: str
     model: str
     logprobs: TextLogprobsWriter
-    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def opening(self) -> list[Struct]:

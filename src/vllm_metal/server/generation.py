@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,7 +17,7 @@ from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import EngineError, EngineUnavailable
 from vllm_metal.server import bodies
-from vllm_metal.server.keys import USAGE
+from vllm_metal.server.keys import CONFIG, USAGE
 from vllm_metal.server.sse import EventStream
 
 
@@ -27,6 +29,17 @@ class Wording(Protocol):
     def closing(self, finish_reason: str, usage: Usage | UnsetType) -> Struct: ...
     def usage(self, usage: Usage) -> Struct: ...
     def whole(self, output: RequestOutput, usage: Usage) -> Struct: ...
+
+
+def deadline(request: web.Request, body: GenerationRequest) -> float | None:
+    """When the request is given up, in the loop's time."""
+    timeout_s = body.timeout or request.app[CONFIG].server.request_timeout
+    return asyncio.get_running_loop().time() + timeout_s if timeout_s else None
+
+
+def engine_id(reply_id: str) -> str:
+    """Unlike the reply's, which follows the client's own, an id that no other request has."""
+    return f"{reply_id}-{secrets.token_hex(4)}"
 
 
 async def sampling_params(engine: AsyncEngine, body: GenerationRequest) -> SamplingParams:

@@ -18,4 +18,6 @@ OPERATIONS: web.AppKey[tuple[Operation, ...]] = web.AppKey("operations", tuple)
 #: Routes that watchdogs ask: open without a key, and too many for the log.
 PROBES = frozenset({"/health", "/ready", "/ping"})
 
+RATE_LIMIT: web.RequestKey[dict[str, str]] = web.RequestKey("rate_limit", dict)
+REQUEST_ID = web.RequestKey("request_id", str)
 USAGE = web.RequestKey("usage", Usage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 
 from aiohttp import web
@@ -11,14 +10,13 @@ from aiohttp.typedefs import Handler
 
 from vllm_metal import __version__
 from vllm_metal.api import errors
-from vllm_metal.server import bodies
-from vllm_metal.server.keys import PROBES, USAGE
+from vllm_metal.server import bodies, request_id
+from vllm_metal.server.keys import PROBES, RATE_LIMIT, USAGE
 from vllm_metal.server.sse import as_metal_error
 
 logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
-_MAX_REQUEST_ID_LENGTH = 128
 
 
 @web.middleware
@@ -45,11 +43,9 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Of every reply, those that aiohttp makes before any middleware runs included."""
-    # The client's own id is kept if it is fit to be sent back.
-    given = request.headers.get("X-Request-Id", "")
-    fit = 0 < len(given) <= _MAX_REQUEST_ID_LENGTH and given.isascii() and given.isprintable()
-    response.headers["X-Request-Id"] = given if fit else secrets.token_hex(16)
+    response.headers[request_id.HEADER] = request_id.request_id(request)
     response.headers["Server"] = f"vllm-metal/{__version__}"
+    response.headers.update(request.get(RATE_LIMIT, {}))
 
 
 @web.middleware

@@ -79,8 +79,8 @@ class ModelManager:
         await self._settled.wait()
 
     @asynccontextmanager
-    async def acquire(self, name: str | None) -> AsyncIterator[AsyncEngine]:
-        """The engine that answers to `name`, or to no name.
+    async def acquire(self, name: str | None, *, deadline: float | None = None) -> AsyncIterator[AsyncEngine]:
+        """The engine that answers to `name`, or to no name. `deadline` is in the loop's time.
 
         Raises ModelNotFound for a name that is not served; EngineUnavailable, with when to come back, while
         there is no engine.
@@ -91,8 +91,10 @@ class ModelManager:
                 hint=f"served: {', '.join(f'`{served}`' for served in self.served_names)}; "
                 "`model` may be left out",
             )
+        give_up_at = asyncio.get_running_loop().time() + LOAD_WAIT_S
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.settled(), LOAD_WAIT_S)
+            async with asyncio.timeout_at(min(give_up_at, deadline or give_up_at)):
+                await self.settled()
         if self._health.status != "ok" or self.engine is None:
             health = self._health
             raise EngineUnavailable(health.detail or health.stage, retry_after_s=health.retry_after_s)

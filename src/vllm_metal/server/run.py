@@ -15,6 +15,7 @@ from aiohttp import web
 from vllm_metal.config import Config
 from vllm_metal.server import sockets
 from vllm_metal.server.app import create_app
+from vllm_metal.server.connection import Connection
 from vllm_metal.server.model_manager import ModelManager
 
 logger = logging.getLogger(__name__)
@@ -61,21 +62,27 @@ async def running(config: Config, manager: ModelManager) -> AsyncIterator[list[s
     bound = sockets.bind(server)
     urls = [sockets.url(sock, tls=tls is not None) for sock in bound]
     runner = web.AppRunner(
-        create_app(manager, config),
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=_flush_s(config),
+        create_app(manager, config), handler_cancellation=True, shutdown_timeout=_flush_s(config)
     )
     # Errors of handlers are ours to log; what is left is traces of bytes that are not HTTP.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    loop = asyncio.get_running_loop()
+    listening: list[asyncio.Server] = []
+
+    def connect() -> Connection:
+        assert runner.server is not None
+        return Connection(runner.server, loop=loop, access_log=None)  # type: ignore[arg-type]
+
     try:
         await runner.setup()
         for sock in bound:
-            await web.SockSite(runner, sock, ssl_context=tls, backlog=_BACKLOG).start()
+            listening.append(await loop.create_server(connect, sock=sock, ssl=tls, backlog=_BACKLOG))
         manager.start()
         yield urls
     finally:
         await manager.close()
+        for server_socket in listening:
+            server_socket.close()
         await runner.cleanup()
         sockets.close(bound, server)
 

@@ -27,11 +27,10 @@ def authenticate(api_keys: Collection[str]) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if known_keys and request.path not in PROBES:
-            scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-            given = key.strip().encode(errors="surrogateescape")
+            given = bearer_key(request).encode(errors="surrogateescape")
             # Compared with every key, so that the time taken tells nothing.
             matches = [hmac.compare_digest(given, known) for known in known_keys]
-            if scheme.lower() != "bearer" or not any(matches):
+            if not any(matches):
                 raise web.HTTPUnauthorized(
                     text="a valid API key is needed, as `Authorization: Bearer KEY`",
                     headers={hdrs.WWW_AUTHENTICATE: "Bearer"},
@@ -39,6 +38,12 @@ def authenticate(api_keys: Collection[str]) -> Middleware:
         return await handler(request)
 
     return middleware
+
+
+def bearer_key(request: web.Request) -> str:
+    """The key that came with the request, empty for none; whether it is a known one is not looked at."""
+    scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def check_host(server: ServerConfig) -> Middleware:

@@ -83,7 +83,8 @@ def build(path: Path, config: Config) -> LoadedEngine:
     # On the CPU, launching a step waits for most of it: one ahead would hold every token back for a step, and
     # gains nothing once the BLAS has a thread for each core.
     core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu())
-    return LoadedEngine(core, loaded.tokenizer, max_model_len, loaded.generation_defaults)
+    sampling_defaults = loaded.generation_defaults | config.models.sampling_defaults
+    return LoadedEngine(core, loaded.tokenizer, max_model_len, sampling_defaults)
 
 
 def _runner(
