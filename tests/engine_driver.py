@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_metal.engine.core import EngineCore
-from vllm_metal.engine.kv_cache_manager import KVCacheManager, RectangularKVCacheManager
+from vllm_metal.engine.kv_cache_manager import KVCacheManager
 from vllm_metal.engine.mlx import kv_cache
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
@@ -15,6 +15,7 @@ from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.split_runner import SplitRunner
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import RequestOutput, TokenLogprobs
+from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import Scheduler
@@ -73,7 +74,7 @@ def make_core(
         runner: Any = FusedRunner(model, layers, kv, sampler, static=static)
     else:
         kv = RectangularKVCacheManager(kv_cache.measure(model), kv_budget_bytes)
-        runner = SplitRunner(model, sampler, batched=mode == "split")
+        runner = SplitRunner(model, kv, sampler, batched=mode == "split")
     scheduler = Scheduler(
         kv,
         max_num_seqs=max_num_seqs,

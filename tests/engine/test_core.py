@@ -8,9 +8,10 @@ import pytest
 
 from engine_driver import IdDetokenizer, collect, request
 from vllm_metal.engine.core import EngineCore, ModelRunnerOutput
-from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup, RectangularKVCacheManager
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import FinishReason
+from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
 from vllm_metal.engine.scheduler import Scheduler
 from vllm_metal.engine.step_pace import StepPace
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_metal.engine.blocks import BLOCK_SIZE
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
-from vllm_metal.engine.prefix_cache import BLOCK_SIZE, PrefixCache
+from vllm_metal.engine.prefix_cache import PrefixCache
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.slot_kv_cache_manager import Drop, Move, Resize, Restore, SlotKVCacheManager, Store
@@ -88,29 +89,6 @@ def test_of_one_text_the_end_goes_before_the_beginning():
     num_matched(cache, text(1, 2))
     cache.shrink(BLOCK_SIZE)
     assert num_matched(cache, text(1, 2)) == 1
-
-
-def test_one_that_begins_alike_waits_for_the_one_that_computes_it():
-    cache = PrefixCache(1)
-    first, second, other = (make_request(text(*blocks)) for blocks in ((1, 2, 3), (1, 2, 4), (5, 6)))
-    cache.begin(first, 0)
-    assert cache.is_computed_by_another(second)
-    assert not cache.is_computed_by_another(other)
-    cache.end(first)
-    assert not cache.is_computed_by_another(second)
-
-
-def test_nobody_waits_for_what_is_kept_already():
-    cache = PrefixCache(1)
-    store(cache, text(1, 2))
-    cache.begin(make_request(text(1, 2, 3)), 2 * BLOCK_SIZE)
-    assert not cache.is_computed_by_another(make_request(text(1, 2, 4)))
-
-
-def test_nobody_waits_long_for_little():
-    cache = PrefixCache(1)
-    cache.begin(make_request(text(1, *range(2, 30))), 0)
-    assert not cache.is_computed_by_another(make_request(text(1, 50)))
 
 
 @settings(deadline=None, max_examples=60)

@@ -7,8 +7,9 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup, RectangularKVCacheManager
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
 from vllm_metal.engine.outputs import FinishReason
+from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
 from vllm_metal.engine.request import Request, RequestStatus
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import Scheduler

@@ -9,6 +9,8 @@ from vllm_metal.engine.request import Request
 
 #: Tokens by which a request's KV grows at a time: mlx-lm's `KVCache.step`.
 KV_STEP = 256
+#: Most of the budget that requests gone by may keep: a daemon should not fill a machine because it can.
+PREFIX_SHARE = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,12 @@ class KVCacheSpec:
 
     def num_bytes(self, num_tokens: int) -> int:
         """Bytes for the KV of `num_tokens` tokens, rounded up to whole steps."""
-        rounded = _num_steps(num_tokens) * KV_STEP
+        return self.exact_bytes(num_steps(num_tokens) * KV_STEP)
+
+    def exact_bytes(self, num_tokens: int) -> int:
+        """Bytes for the KV of `num_tokens` tokens without room for more."""
         return self.state_bytes + sum(
-            group.bytes_per_token * min(rounded, group.max_tokens or rounded) for group in self.groups
+            group.bytes_per_token * min(num_tokens, group.max_tokens or num_tokens) for group in self.groups
         )
 
     @property
@@ -47,6 +52,9 @@ class KVCacheManager(Protocol):
     @property
     def used_bytes(self) -> int: ...
 
+    def expect(self, request: Request) -> None:
+        """`request` waits, and will be allocated some time."""
+
     def allocate(self, request: Request) -> bool:
         """Let `request` hold KV for all its tokens; false, and nothing changed, if they do not fit."""
 
@@ -59,63 +67,19 @@ class KVCacheManager(Protocol):
     def restore(self, request: Request) -> int:
         """Give a newcomer, just allocated, the KV that is kept of its beginning; returns how many tokens."""
 
+    def max_num_new_tokens(self, request: Request) -> int:
+        """How many tokens an admitted request may compute until `store` must see it."""
+
     def store(self, request: Request) -> None:
-        """Keep the KV that `request` has computed, for others that begin alike."""
+        """Keep the KV that `request` has computed, if this is a place to, for others that begin alike.
+
+        Called when it has computed some of its prompt, and when it ends.
+        """
 
     def is_worth_waiting(self, request: Request) -> bool:
         """Whether another computes just now what `request` begins with."""
 
 
-class RectangularKVCacheManager:
-    """For a left-padded decode batch, which is a rectangle: every row costs as much as the longest."""
-
-    def __init__(self, spec: KVCacheSpec, budget_bytes: int) -> None:
-        self.spec = spec
-        self.budget_bytes = budget_bytes
-        self._num_tokens: dict[Request, int] = {}
-
-    @property
-    def used_bytes(self) -> int:
-        if not self._num_tokens:
-            return 0
-        return len(self._num_tokens) * self.spec.num_bytes(max(self._num_tokens.values()))
-
-    def allocate(self, request: Request) -> bool:
-        held = self._num_tokens.get(request)
-        self._num_tokens[request] = request.num_tokens
-        # Most decodes stay within their step, and need no look at all the others.
-        if held is not None and _num_steps(held) == _num_steps(request.num_tokens):
-            return True
-        if self.used_bytes <= self.budget_bytes:
-            return True
-        if held is None:
-            del self._num_tokens[request]
-        else:
-            self._num_tokens[request] = held
-        return False
-
-    def free(self, request: Request) -> None:
-        self._num_tokens.pop(request, None)
-
-    def restore(self, request: Request) -> int:
-        return 0
-
-    def store(self, request: Request) -> None:
-        pass
-
-    def is_worth_waiting(self, request: Request) -> bool:
-        return False
-
-    def max_num_tokens(self, limit: int) -> int:
-        low, high = 0, limit
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.spec.num_bytes(middle) <= self.budget_bytes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-
-def _num_steps(num_tokens: int) -> int:
+def num_steps(num_tokens: int) -> int:
+    """Steps of KV that `num_tokens` tokens take."""
     return -(-num_tokens // KV_STEP)

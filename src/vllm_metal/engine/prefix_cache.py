@@ -7,16 +7,12 @@ and dropped. The least recently used segment goes first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
+from vllm_metal.engine.blocks import BLOCK_SIZE, blocks
 from vllm_metal.engine.request import Request
-
-#: Tokens of a block. Small, because what a prompt shares with another beyond its last whole block is computed
-#: again; the copies are made by segment, so that small blocks cost nothing but bookkeeping.
-BLOCK_SIZE = 64
 
 
 class Span(NamedTuple):
@@ -56,8 +52,6 @@ class PrefixCache:
         self._blocks: dict[_Key, _Block] = {}
         self._segments: OrderedDict[int, _Segment] = OrderedDict()
         self._ids = count()
-        self._computing: dict[int, Request] = {}
-        self._digests: dict[Request, list[int]] = {}
         self._dropped: list[int] = []
 
     @property
@@ -69,7 +63,7 @@ class PrefixCache:
         spans: list[Span] = []
         used: list[int] = []
         parent: object = ("root", request.params.cache_salt)
-        for start, tokens in _blocks(request, request.num_tokens - 1):
+        for start, tokens in blocks(request, request.num_tokens - 1):
             block = self._blocks.get((parent, tokens))
             if block is None:
                 break
@@ -91,7 +85,7 @@ class PrefixCache:
         parent: object = ("root", request.params.cache_salt)
         segment: _Segment | None = None
         begin = 0
-        for start, tokens in _blocks(request, num_tokens):
+        for start, tokens in blocks(request, num_tokens):
             key = (parent, tokens)
             block = self._blocks.get(key)
             if block is None:
@@ -122,47 +116,3 @@ class PrefixCache:
     def take_dropped(self) -> list[int]:
         dropped, self._dropped = self._dropped, []
         return dropped
-
-    def begin(self, request: Request, num_restored: int) -> None:
-        """`request` is about to compute its blocks from token `num_restored` on."""
-        for digest in self._digests_of(request)[num_restored // BLOCK_SIZE :]:
-            self._computing.setdefault(digest, request)
-
-    def end(self, request: Request) -> None:
-        """`request` computes no more of them: they are stored, or never will be. Harmless when repeated."""
-        for digest in self._digests.pop(request, ()):
-            if self._computing.get(digest) is request:
-                del self._computing[digest]
-
-    def is_computed_by_another(self, request: Request) -> bool:
-        """Whether waiting for one that computes the same beginning is less work than computing it again."""
-        if not self._computing:
-            return False
-        shared, other = 0, None
-        for digest in self._digests_of(request):
-            holder = self._computing.get(digest)
-            if holder is not None:
-                shared, other = shared + BLOCK_SIZE, holder
-            elif other is not None:
-                break
-        return other is not None and 2 * shared >= other.num_prompt_tokens - other.num_computed_tokens
-
-    def _digests_of(self, request: Request) -> list[int]:
-        """For each whole block of its prompt a digest of the text up to the block's end.
-
-        Blocks under way have no ids yet. Two texts of one digest would wait for each other, and no more.
-        """
-        if request not in self._digests:
-            digests, digest = [], hash(request.params.cache_salt)
-            for _, tokens in _blocks(request, request.num_prompt_tokens):
-                digest = hash((digest, tokens))
-                digests.append(digest)
-            self._digests[request] = digests
-        return self._digests[request]
-
-
-def _blocks(request: Request, num_tokens: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The whole blocks among the first `num_tokens` known tokens, each with the position it begins at."""
-    known = min(num_tokens, len(request.token_ids))
-    for start in range(0, known - BLOCK_SIZE + 1, BLOCK_SIZE):
-        yield start, tuple(request.token_ids[start : start + BLOCK_SIZE])

@@ -56,6 +56,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         request.arrival_step = self._num_steps
         self.waiting.append(request)
+        self.kv.expect(request)
 
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self._dropped)
@@ -77,7 +78,7 @@ class Scheduler:
         for request, num_tokens in output.num_scheduled_tokens.items():
             was_prompt = request.num_computed_tokens < request.num_prompt_tokens
             request.num_computed_tokens += num_tokens
-            if was_prompt and request.num_computed_tokens >= request.num_prompt_tokens:
+            if was_prompt:
                 self.kv.store(request)
             if request.num_remaining_tokens == 0:
                 request.num_pending_tokens += 1
@@ -127,7 +128,7 @@ class Scheduler:
                 admitting = admitting and self._admit(request)
                 if not admitting:
                     continue
-            num_tokens = min(request.num_remaining_tokens, budget)
+            num_tokens = min(self.kv.max_num_new_tokens(request), budget)
             if tells:
                 num_tokens = min(num_tokens, MAX_PROMPT_LOGPROBS - num_logprobs)
             if self._schedule(request, num_tokens, output):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-from vllm_metal.engine.kv_cache_manager import KVCacheSpec
+from vllm_metal.engine.blocks import BlockDigests
+from vllm_metal.engine.kv_cache_manager import PREFIX_SHARE, KVCacheSpec
 from vllm_metal.engine.prefix_cache import PrefixCache
+from vllm_metal.engine.prefixes_under_way import PrefixesUnderWay
 from vllm_metal.engine.request import Request
 
 #: A pool has one of these numbers of slots, so that steps come in few shapes.
 SLOT_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 #: Capacities double from the first of these on, in tokens, for which there is memory enough.
 SMALLEST_CAPACITIES = (2048, 1024, 512)
-#: Most of the budget that requests gone by may keep: a daemon should not fill a machine because it can.
-PREFIX_SHARE = 1 / 4
 #: Tokens of answer that a new request gets room for, so that a short one never has to move.
 HEADROOM = 256
 
@@ -124,6 +124,8 @@ class SlotKVCacheManager:
         self._slots: dict[Request, Slot] = {}
         self._changes: list[Change] = []
         self.prefixes = PrefixCache(spec.bytes_per_token)
+        self._digests = BlockDigests()
+        self._under_way = PrefixesUnderWay(self._digests)
 
     @property
     def used_bytes(self) -> int:
@@ -135,6 +137,9 @@ class SlotKVCacheManager:
     def take_changes(self) -> list[Change]:
         changes, self._changes = self._changes, []
         return changes
+
+    def expect(self, request: Request) -> None:
+        pass
 
     def allocate(self, request: Request) -> bool:
         held = self._slots.get(request)
@@ -161,11 +166,16 @@ class SlotKVCacheManager:
             Restore(span.segment_id, span.offset, slot, span.start, span.num_tokens) for span in spans
         ]
         num_tokens = sum(span.num_tokens for span in spans)
-        self.prefixes.begin(request, num_tokens)
+        self._under_way.begin(request, num_tokens)
         return num_tokens
 
+    def max_num_new_tokens(self, request: Request) -> int:
+        return request.num_remaining_tokens
+
     def store(self, request: Request) -> None:
-        self.prefixes.end(request)
+        if request.num_computed_tokens < request.num_prompt_tokens:
+            return
+        self._under_way.end(request)
         num_tokens = min(request.num_computed_tokens, len(request.token_ids))
         span = self.prefixes.store(request, num_tokens)
         if span is not None:
@@ -174,14 +184,20 @@ class SlotKVCacheManager:
             self._shrink_prefixes(min(most_bytes, self.budget_bytes - self.used_bytes))
 
     def is_worth_waiting(self, request: Request) -> bool:
-        return request.params.reads_prefix_cache and self.prefixes.is_computed_by_another(request)
+        """Whether waiting for the other one's whole prompt is less work than computing the same again."""
+        shared = self._under_way.find(request) if request.params.reads_prefix_cache else None
+        if shared is None:
+            return False
+        other = shared.request
+        return 2 * shared.num_tokens >= other.num_prompt_tokens - other.num_computed_tokens
 
     def forget_prefixes(self) -> None:
         """Drop all that is kept of requests gone by."""
         self._shrink_prefixes(0)
 
     def free(self, request: Request) -> None:
-        self.prefixes.end(request)
+        self._under_way.end(request)
+        self._digests.forget(request)
         if (held := self._slots.pop(request, None)) is not None:
             self._leave(held)
 

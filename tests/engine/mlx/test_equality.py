@@ -137,17 +137,17 @@ def test_preempted(core, case):
         _assert_same(answers[str(index)].token_ids, _reference(model, prompt, 300))
 
 
-@pytest.mark.parametrize("case", FUSED_MODES, ids=_named, indirect=True)
 def test_prefix_hits(core, case):
     """Again, one that begins alike, and the next turn of a conversation."""
-    model, _ = case
+    model, how = case
     engine = core()
     long = [(11 * i + 4) % tiny_models.VOCAB_SIZE for i in range(150)]
     (answer,) = run(engine, [request("first", long, max_tokens=60)]).values()
     turns = {
         "again": (long, 128),
         "alike": (long[:130] + [1, 2, 3], 128),
-        "next turn": (long + answer.token_ids + [5, 6, 7], 192),
+        # Slots keep whole blocks. A state is kept at the answer's end, of which the last token is not computed.
+        "next turn": (long + answer.token_ids + [5, 6, 7], 192 if how["mode"] == "fused" else 209),
         "other": ([9, *long], 0),
     }
     answers = run(engine, [request(name, prompt) for name, (prompt, _) in turns.items()])
@@ -156,7 +156,6 @@ def test_prefix_hits(core, case):
         _assert_same(answers[name].token_ids, _reference(model, prompt, 12))
 
 
-@pytest.mark.parametrize("case", FUSED_MODES, ids=_named, indirect=True)
 def test_one_prefix_is_prefilled_once(core, case):
     model, _ = case
     shared = [(3 * i + 1) % tiny_models.VOCAB_SIZE for i in range(200)]

@@ -12,7 +12,7 @@ import mlx.core as mx
 from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import LoadedEngine
 from vllm_metal.engine.core import EngineCore, ModelRunner
-from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager, RectangularKVCacheManager
+from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager
 from vllm_metal.engine.mlx import blas, device, kv_cache, loader
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
@@ -20,6 +20,7 @@ from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.self_check import Mode, choose_mode
 from vllm_metal.engine.mlx.split_runner import SplitRunner
 from vllm_metal.engine.output_processor import OutputProcessor
+from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
 from vllm_metal.engine.scheduler import Scheduler
 from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
@@ -93,8 +94,8 @@ def _runner(
     model = loaded.model
     sampler = Sampler(candidates=device.is_cpu(), eos_token_ids=loaded.eos_token_ids)
     if mode is not Mode.FUSED:
-        kv = RectangularKVCacheManager(kv_cache.measure(model), budget_bytes)
-        return SplitRunner(model, sampler, batched=mode is Mode.SPLIT), kv
+        rectangle = RectangularKVCacheManager(kv_cache.measure(model), budget_bytes)
+        return SplitRunner(model, rectangle, sampler, batched=mode is Mode.SPLIT), rectangle
     layers = layer_shapes(model)
     assert layers is not None
     slots = SlotKVCacheManager(

@@ -6,10 +6,12 @@ cache is left-padded: joining and leaving copy the whole batch once.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from mlx.utils import tree_map
+from mlx_lm.models.cache import CacheList, RotatingKVCache, make_prompt_cache
 
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
 from vllm_metal.engine.request import Request
@@ -34,10 +36,42 @@ def merge(rows: list[LayerCaches]) -> LayerCaches:
     return [type(layer[0]).merge(list(layer)) for layer in zip(*rows, strict=True)]
 
 
+def snapshot(caches: LayerCaches) -> LayerCaches:
+    """Copies of one sequence's caches as they are, without room for more, and without views of others."""
+    return [_snapshot(cache) for cache in caches]
+
+
+def _snapshot(cache: Any) -> Any:
+    if isinstance(cache, CacheList):
+        return CacheList(*map(_snapshot, cache.caches))
+    if cache.empty():
+        return copy.deepcopy(cache)
+    if isinstance(cache, RotatingKVCache):
+        # After a chunk it holds more than its window; a batch of one does not.
+        return type(cache).merge([cache]).extract(0)
+    twin = copy.deepcopy(cache)
+    state = cache.state
+    if hasattr(cache, "keys_and_values"):
+        state = (*cache.keys_and_values(), *state[2:])
+    # Adding nothing always makes a new array; what is contiguous already may be part of a larger one.
+    twin.state = tree_map(lambda leaf: leaf + 0 if isinstance(leaf, mx.array) else leaf, state)
+    return twin
+
+
+def restored(snapshot: LayerCaches) -> LayerCaches:
+    """Caches that go on from a snapshot, which stays as it is: arrays are shared until written."""
+    return copy.deepcopy(snapshot)
+
+
+def states(caches: LayerCaches) -> list[Any]:
+    """All arrays of `caches`, to be evaluated."""
+    return [cache.state for cache in caches]
+
+
 def used_caches(model: Any) -> LayerCaches:
     """Caches that one token has passed through, so that they have their shapes."""
     caches = new_caches(model)
-    mx.eval(model(mx.zeros((1, 1), mx.int32), cache=caches), [cache.state for cache in caches])
+    mx.eval(model(mx.zeros((1, 1), mx.int32), cache=caches), states(caches))
     return caches
 
 
@@ -80,6 +114,11 @@ class DecodeBatch:
         else:
             self.caches = merged
         self.requests += requests
+
+    def extract(self, request: Request) -> LayerCaches:
+        """A row as caches of one sequence. They may share arrays with the batch."""
+        row = self.requests.index(request)
+        return [cache.extract(row) for cache in self.caches]
 
     def remove(self, requests: set[Request]) -> None:
         """Drop the rows of `requests`; those that have none are ignored."""

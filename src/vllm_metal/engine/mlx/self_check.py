@@ -9,11 +9,13 @@ from typing import Any
 
 import mlx.core as mx
 
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec
 from vllm_metal.engine.mlx import device, kv_cache, twin
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import SampledStep
 from vllm_metal.engine.mlx.split_runner import SplitRunner
+from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import SchedulerOutput
@@ -99,7 +101,8 @@ class _Recorder:
 def _runner(model: Any, mode: Mode, recorder: Any) -> FusedRunner | SplitRunner | None:
     if mode is Mode.SPLIT:
         mergeable = kv_cache.can_merge(kv_cache.new_caches(model))
-        return SplitRunner(model, recorder, batched=True) if mergeable else None
+        rectangle = RectangularKVCacheManager(KVCacheSpec(()), 1 << 60)
+        return SplitRunner(model, rectangle, recorder, batched=True) if mergeable else None
     layers = layer_shapes(model)
     if layers is None:
         return None

@@ -14,6 +14,14 @@ from vllm_metal.engine.mlx import device, kv_cache
 from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
 from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
+from vllm_metal.engine.rectangular_kv_cache_manager import (
+    Change,
+    Drop,
+    Free,
+    RectangularKVCacheManager,
+    Restore,
+    Store,
+)
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.scheduler import SchedulerOutput
 
@@ -21,16 +29,18 @@ from vllm_metal.engine.scheduler import SchedulerOutput
 class SplitRunner:
     """`batched` false decodes row by row, for models whose caches cannot be merged, or not rightly."""
 
-    def __init__(self, model: Any, sampler: Sampler, *, batched: bool) -> None:
+    def __init__(self, model: Any, kv: RectangularKVCacheManager, sampler: Sampler, *, batched: bool) -> None:
         self.model = model
+        self.kv = kv
         self.sampler = sampler
         self.batched = batched
         self._batch = kv_cache.DecodeBatch()
         self._caches: dict[Request, kv_cache.LayerCaches] = {}
+        self._snapshots: dict[int, kv_cache.LayerCaches] = {}
         self._previous: SampledStep | None = None
 
     def launch(self, output: SchedulerOutput) -> SampledStep:
-        self._drop(output.dropped)
+        self._apply(self.kv.take_changes())
         rows = []
         prompt_logprobs = StepPromptLogprobs(output.num_scheduled_tokens)
         for request, num_tokens in output.num_scheduled_tokens.items():
@@ -43,11 +53,14 @@ class SplitRunner:
         step.prompt_logprobs = prompt_logprobs
         # Cache metadata too is evaluated at every step: left lazy, it grows into one graph of many steps.
         held = [self._batch.caches, *self._caches.values()]
-        mx.async_eval(step.arrays, [cache.state for caches in held for cache in caches])
+        mx.async_eval(step.arrays, [kv_cache.states(caches) for caches in held])
         self._previous = step
         return step
 
     def reset(self) -> None:
+        self.kv.forget_prefixes()
+        self.kv.take_changes()
+        self._snapshots.clear()
         self._batch = kv_cache.DecodeBatch()
         self._caches.clear()
         self._previous = None
@@ -62,6 +75,26 @@ class SplitRunner:
         self.reset()
         self.model = None
         device.leave_thread()
+
+    def _apply(self, changes: list[Change]) -> None:
+        freed = set()
+        for change in changes:
+            match change:
+                case Store(snapshot_id, request):
+                    decodes = request in self._batch.requests
+                    caches = self._batch.extract(request) if decodes else self._caches[request]
+                    snapshot = kv_cache.snapshot(caches)
+                    # Left lazy it would hold the caches it was made from.
+                    mx.async_eval(kv_cache.states(snapshot))
+                    self._snapshots[snapshot_id] = snapshot
+                case Restore(snapshot_id, request):
+                    self._caches[request] = kv_cache.restored(self._snapshots[snapshot_id])
+                case Free(request):
+                    self._caches.pop(request, None)
+                    freed.add(request)
+                case Drop(snapshot_id):
+                    del self._snapshots[snapshot_id]
+        self._batch.remove(freed)
 
     def _prefill(self, request: Request, num_tokens: int) -> mx.array:
         """Logits [tokens, vocabulary]: where nobody looks at them, the projection is never computed."""
@@ -79,8 +112,10 @@ class SplitRunner:
         self._batch.add(joining, [self._caches_of(request) for request in joining])
         for request in joining:
             del self._caches[request]
-        # One whose last token is sampled leaves when that token is read, a step later.
-        self._batch.remove(set(self._batch.requests) - set(rows))
+        # One whose last token is sampled ends when that token is read, a step later, and may be kept then.
+        for request in (leaving := decoding - set(rows)):
+            self._caches[request] = self._batch.extract(request)
+        self._batch.remove(leaving)
         rows = list(self._batch.requests)
         return self.sampler.sample(self._forward(rows, self._batch.caches), rows)
 
@@ -98,8 +133,3 @@ class SplitRunner:
         if request not in self._caches:
             self._caches[request] = kv_cache.new_caches(self.model)
         return self._caches[request]
-
-    def _drop(self, requests: list[Request]) -> None:
-        self._batch.remove(set(requests))
-        for request in requests:
-            self._caches.pop(request, None)
