@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -74,12 +75,33 @@ def test_python(server):
     assert _run([sys.executable, "-c", program], server.url) == "The capital of France is Paris.\n"
 
 
+def _lines(program: str) -> list[list[str]]:
+    """The words of each line of the `sh` blocks that calls `program`."""
+    lines = [shlex.split(line, comments=True) for block in _blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line[0] == program]
+
+
 def test_make_commands_exist():
-    (block,) = _blocks("sh")
-    commands = [line.split("#")[0].split() for line in block.splitlines()]
+    commands = _lines("make")
     assert commands
     for command in commands:
         subprocess.run([*command, "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("line", _lines("metal"), ids=" ".join)
+def test_metal_commands_exist(line):
+    words = [word for word in line[1:] if not word.startswith("-")]
+    text = subprocess.run([METAL, *words, "--help"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert all(word in text for word in line[1:] if word not in words)
+
+
+def test_brew_commands_name_the_formula_and_one_tap():
+    lines = _lines("brew")
+    verbs = [line[1] for line in lines]
+    assert verbs == ["tap", "install", "update", "upgrade", "uninstall", "untap"]
+    named = {word for line in lines for word in line[2:] if re.fullmatch(r"[\w/-]+", word) and word[0] != "-"}
+    assert named == {"local/metal", "local/metal/vllm-metal", "vllm-metal"}
+    assert (ROOT / "Formula" / "vllm-metal.rb").exists()
 
 
 def test_linked_files_exist():
