@@ -22,7 +22,6 @@ from vllm_metal.service import venv as venvs
 from vllm_metal.service.requirements import Lock
 
 _NUM_LINES_SHOWN = 4
-_PIP_INSTALL = ("-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check")
 _LOCKED = ("--require-hashes", "--only-binary", ":all:", "--no-deps", "--requirement")
 # As both pip and uv write it; small ones pass unseen.
 _DOWNLOAD = re.compile(r"\s*Downloading (\S+?)(?:(?:-[^-\s]+){3}\.whl)? \((\d+(?:\.\d+)? ?[MG]i?B)\)")
@@ -32,7 +31,7 @@ _NO_NETWORK = re.compile(
     re.IGNORECASE,
 )
 _DISK_FULL = re.compile(r"no space left on device", re.IGNORECASE)
-# The library that is made for one system only, which nothing but loading it can show.
+# Whether it is fit for this system, nothing but loading it can show.
 _LOADS = "import mlx.core"
 
 
@@ -83,17 +82,15 @@ def _make(version: Path, lock: Lock, on_stage: Callable[[str], None], descriptor
         _run(doing, command, on_stage, descriptor)
 
     python = version / "bin/python"
-    uv = shutil.which("uv")
     on_stage(f"creating `{version}`")
-    without_pip = ["--without-pip"] if uv else []
-    # By the standard library even beside uv: it leaves the path of Python as it was called.
+    # Not by uv, which would follow the links of Python's path.
+    without_pip = ["--without-pip"] if shutil.which("uv") else []
     run("make a venv", sys.executable, "-I", "-m", "venv", "--prompt", paths.APP, *without_pip, version)
     on_stage(f"installing {lock.num_packages} packages")
-    installer = (uv, "pip", "install", "--python", python) if uv else (python, *_PIP_INSTALL)
-    run("install the packages", *installer, *_LOCKED, lock.path)
+    run("install the packages", *_pip("install", python), *_LOCKED, lock.path)
     package.install(version, lock.requirements)
     on_stage("checking")
-    run("find the packages complete", python, "-I", "-m", "pip", "check")
+    run("find the packages complete", *_pip("check", python))
     run("load MLX", python, "-I", "-c", _LOADS)
     run("start", python, version / "bin/metal", "--version")
     venvs.Stamp(
@@ -105,6 +102,12 @@ def _make(version: Path, lock: Lock, on_stage: Callable[[str], None], descriptor
         launcher=str(executable.find()),
         created=int(time.time()),
     ).write(version)
+
+
+def _pip(verb: str, python: Path) -> Sequence[str | Path]:
+    if uv := shutil.which("uv"):
+        return uv, "pip", verb, "--python", python
+    return python, "-I", "-m", "pip", "--no-input", "--disable-pip-version-check", verb
 
 
 def _base_python(link: Path) -> Path:
