@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -27,6 +28,26 @@ def test_system_folders_are_searched_too(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_program_that_is_missing_or_hangs_gives_nothing() -> None:
     assert run("no-such-program") == Finished(None)
     assert run(sys.executable, "-c", "import time; time.sleep(600)", timeout_s=0.2) == Finished(None)
+
+
+def test_a_program_that_may_not_be_killed_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(process: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("subprocess.Popen.kill", refuse)
+    assert run("sleep", "0.5", timeout_s=0.01) == Finished(None)
+
+
+def test_an_interrupt_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    communicate = subprocess.Popen.communicate
+
+    def interrupt(process: subprocess.Popen[bytes], timeout: float) -> None:
+        communicate(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run("true")
 
 
 def test_bytes_that_are_no_text_are_survived() -> None:

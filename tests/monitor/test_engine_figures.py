@@ -14,6 +14,7 @@ vllm:num_requests_running{model_name="b"} 2.0
 vllm:num_requests_waiting{model_name="a"} 3.0
 # TYPE vllm:kv_cache_usage_perc gauge
 vllm:kv_cache_usage_perc{model_name="a"} 0.4375
+vllm:kv_cache_usage_perc{model_name="b"} 0.125
 # TYPE vllm:prefix_cache_queries_total counter
 vllm:prefix_cache_queries_total{model_name="a"} 1000.0
 # TYPE vllm:prefix_cache_hits_total counter

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_metal.monitor import ioreg
@@ -60,6 +60,7 @@ def test_odd_values_are_left_out() -> None:
     assert (reading.utilization_ratio, reading.core_count, reading.chip) == (None, None, None)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_survived(text: str) -> None:
     assert ioreg.parse(text) is None

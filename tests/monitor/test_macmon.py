@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_metal.monitor import macmon
@@ -47,6 +47,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["gpu_usage", "gpu_freq_mhz", "gpu_active_ratio", "gpu_power", "all_power", "temp"]),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_metal.monitor.powermetrics import readings
@@ -233,6 +233,7 @@ def listed(names: Sequence[str], shares: Sequence[float]) -> str:
     return f"({' '.join(items)})"
 
 
+@settings(deadline=None)
 @given(
     active=percents,
     mhz=st.integers(0, 3000),
@@ -281,11 +282,13 @@ def test_what_is_rendered_is_read_back(
     assert list(readings(pieces)) == [expected]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary()))
 def test_any_bytes_are_survived(chunks: list[bytes]) -> None:
     list(readings(chunks))
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from((DATA / "t8.txt").read_text().splitlines()), max_size=12))
 def test_lines_in_any_order_are_survived(lines: list[str]) -> None:
     for reading in readings(["\n".join(lines).encode()]):

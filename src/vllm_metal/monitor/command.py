@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,17 +32,19 @@ def run(*arguments: str, timeout_s: float = TIMEOUT_S) -> Finished:
         # With 1, or left to itself, macOS tells old programs a version they were made for.
         "SYSTEM_VERSION_COMPAT": "0",
     }
+    pipe = subprocess.PIPE
     try:
-        done = subprocess.run(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=environment,
-            timeout=timeout_s,
-            check=False,
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return Finished(None)
-    return Finished(
-        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-    )
+    # `subprocess.run` would also kill on Ctrl-C, and fail where it may not: what `sudo` runs is root's.
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            with suppress(PermissionError):
+                process.kill()
+            return Finished(None)
+    return Finished(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))

@@ -11,7 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The series of one moment, by name, added up over their labels. `time_s` is of a monotonic clock."""
+    """The series of one moment, by name, added up over their labels. `time_s` is of a monotonic clock.
+
+    Of shares it is the largest.
+    """
 
     time_s: float
     values: Mapping[str, float]
@@ -41,7 +44,9 @@ def parse(text: str, time_s: float) -> Scrape:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if math.isfinite(sample.value):
-                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+                so_far = values.get(sample.name, 0.0)
+                is_share = sample.name.endswith("_perc")
+                values[sample.name] = max(so_far, sample.value) if is_share else so_far + sample.value
     return Scrape(time_s, values)
 
 
