@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from vllm_metal.monitor.reading import GpuReading
     from vllm_metal.monitor.snapshot import Snapshot
 
+# Enough for every line: what goes to a file or a program must not be cut off.
+_PIPE_WIDTH = 250
+
 
 def _seconds(value: float) -> float:
     # Not typer's own limits, which let "nan" pass.
@@ -66,7 +69,7 @@ def top(
         raise typer.BadParameter(
             "`--from` brings its own figures: leave out one of the two", param_hint="--power"
         )
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     is_live = console.is_terminal and not console.is_dumb_terminal and not once and not as_json
     if source is not None and str(source) != "-":
         snapshots = _recorded(source)
@@ -80,10 +83,10 @@ def top(
     if is_live:
         _show_live(snapshots, console)
         return
-    for snapshot in snapshots:
-        printer.out(
-            _json(snapshot) if as_json else _text(snapshot, console), end="" if once and not as_json else "\n"
-        )
+    for number, snapshot in enumerate(snapshots):
+        if number and not as_json:
+            printer.out()
+        printer.out(_json(snapshot) if as_json else _text(snapshot, console))
         if once:
             return
 
@@ -124,15 +127,17 @@ def _chunks(path: Path, name: str) -> Iterator[bytes]:
 def _show_live(snapshots: Iterator[Snapshot], console: Console) -> None:
     """Redraw one screen until the end or Ctrl-C, which leaves the last look behind."""
     from rich.live import Live
+    from rich.text import Text
 
     from vllm_metal.cli.top_view import render
 
     last: Snapshot | None = None
-    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+    waiting = Text("waiting for the first sample")
+    with suppress(KeyboardInterrupt), Live(waiting, console=console, screen=True, auto_refresh=False) as live:
         for last in snapshots:
             live.update(render(last, console.width), refresh=True)
     if last is not None:
-        printer.out(_text(last, console), end="")
+        printer.out(_text(last, console))
 
 
 def _json(snapshot: Snapshot) -> str:
@@ -147,4 +152,4 @@ def _text(snapshot: Snapshot, console: Console) -> str:
 
     with console.capture() as capture:
         console.print(render(snapshot, console.width, with_details=True))
-    return capture.get()
+    return capture.get().rstrip("\n")
