@@ -176,3 +176,28 @@ def test_stats_count_prompts_once_and_every_token(make_core):
     assert stats.prompt_tokens == 20
     assert stats.generation_tokens == 6
     assert stats.num_running == stats.num_waiting == 0
+
+
+def test_progress_until_the_first_token(make_core):
+    core = make_core(dict.fromkeys("abcdef", "hello"))
+    for name, num_prompt_tokens in zip("abcdef", (30, 1, 2, 3, 60, 50), strict=True):
+        core.add_request(request(name, [1] * num_prompt_tokens))
+    told: dict[str, list[tuple[int, int]]] = {}
+    with_tokens: set[str] = set()
+    while core.has_work():
+        with_tokens |= {output.request_id for output in core.step() if output.token_ids}
+        news = {output.request_id: output for output in core.progress([*"abcdef", "unknown"])}
+        assert not news.keys() & with_tokens
+        for name, output in news.items():
+            assert (output.text, output.finish_reason) == ("", None)
+            progress = output.progress
+            assert progress.num_computed_tokens <= output.num_prompt_tokens
+            assert not (progress.queue_place and progress.num_computed_tokens)
+            told.setdefault(name, []).append((progress.queue_place, progress.num_computed_tokens))
+    assert with_tokens == set("abcdef")
+    # No more than four run at once, and the shorter prompt of those that wait is the nearer.
+    assert (told["f"][0], told["e"][0]) == ((1, 0), (2, 0))
+    for name in "ae":
+        computed = [num_tokens for _, num_tokens in told[name]]
+        assert computed == sorted(computed)
+        assert computed[-1] > 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from vllm_metal.engine.output_processor import OutputProcessor
-from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput, TokenLogprobs
+from vllm_metal.engine.outputs import EngineStats, FinishReason, Progress, RequestOutput, TokenLogprobs
 from vllm_metal.engine.request import Request, RequestStatus
 from vllm_metal.engine.scheduler import Scheduler, SchedulerOutput
 
@@ -98,6 +99,20 @@ class EngineCore:
         """End a request whose client has gone; unknown and finished ones are ignored."""
         if request := self._requests.get(request_id):
             self._finish(request, FinishReason.ABORT)
+
+    def progress(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """How far those of `request_ids` have come that have no token yet."""
+        requests = [self._requests[each] for each in request_ids if each in self._requests]
+        return [
+            RequestOutput(
+                request.request_id,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_cached_tokens=request.num_cached_tokens,
+                progress=Progress(self.scheduler.queue_place(request), request.num_computed_tokens),
+            )
+            for request in requests
+            if request.num_output_tokens == 0
+        ]
 
     def rest(self) -> None:
         """To be called when there is no work."""

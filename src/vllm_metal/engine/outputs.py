@@ -27,6 +27,14 @@ class TokenLogprobs:
     rank: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How near a first token is. `queue_place` is 1 for the request that begins next, 0 for one that has."""
+
+    queue_place: int
+    num_computed_tokens: int
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """News of one request since the last one: `text` and `token_ids` are deltas, the counts are totals.
@@ -47,6 +55,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     error: str | None = None
+    progress: Progress | None = None
 
     @property
     def finished(self) -> bool:
@@ -62,6 +71,7 @@ class RequestOutput:
         self.num_cached_tokens = later.num_cached_tokens
         self.num_output_tokens = later.num_output_tokens
         self.error = later.error
+        self.progress = later.progress
 
 
 @dataclass(frozen=True, slots=True)

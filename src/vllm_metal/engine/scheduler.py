@@ -58,6 +58,12 @@ class Scheduler:
         self.waiting.append(request)
         self.kv.expect(request)
 
+    def queue_place(self, request: Request) -> int:
+        """1 for the next that is admitted, 0 for one that runs."""
+        if request.status is not RequestStatus.WAITING:
+            return 0
+        return 1 + sum(self._rank(other) < self._rank(request) for other in self.waiting)
+
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self._dropped)
 

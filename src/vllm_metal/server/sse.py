@@ -46,6 +46,10 @@ class EventStream:
         if events:
             await self._write(b"".join(b"data: %b\n\n" % msgspec.json.encode(event) for event in events))
 
+    async def comment(self, text: str) -> None:
+        """What no client takes for an event."""
+        await self._write(f": {text}\n\n".encode())
+
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool:
@@ -68,7 +72,7 @@ class EventStream:
             while True:
                 await asyncio.sleep(self._last_write + KEEP_ALIVE_S - now())
                 if now() - self._last_write >= KEEP_ALIVE_S:
-                    await self._write(b": keep-alive\n\n")
+                    await self.comment("keep-alive")
 
 
 def as_metal_error(exc: Exception) -> MetalError:
