@@ -9,7 +9,9 @@ import typer.main
 from typer.cli import get_docs_for_click
 
 from vllm_metal import config
+from vllm_metal.api import reference
 from vllm_metal.cli.main import app
+from vllm_metal.server.routes import ROUTES
 
 
 def commands_markdown() -> str:
@@ -21,7 +23,12 @@ def commands_markdown() -> str:
     return page.replace("\\[", "[").rstrip() + "\n"
 
 
-PAGES = {"configuration.md": config.reference_markdown, "cli.md": commands_markdown}
+def api_markdown() -> str:
+    """The page `docs/api.md`: what the wire types say of every route and field."""
+    return reference.markdown(operation for operation, _ in ROUTES)
+
+
+PAGES = {"configuration.md": config.reference_markdown, "cli.md": commands_markdown, "api.md": api_markdown}
 
 
 def main(check: bool) -> int:

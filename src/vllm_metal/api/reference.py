@@ -1,0 +1,143 @@
+"""The page `docs/api.md`, made from the wire types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from vllm_metal.api.errors import HTTP_CODES, KINDS, http_body
+from vllm_metal.api.openapi import Operation, Schema
+from vllm_metal.api.request_body import RequestBody
+
+_RULES = """\
+Point any client of OpenAI's API at `http://localhost:8000/v1`. `/openapi.json` holds this page for
+programs.
+
+A field is honoured or refused, never silently dropped: what is listed as not supported may only hold
+values that ask for nothing. Fields that nobody knows are ignored, as OpenAI's clients expect, and a null
+field counts as absent. `model` may be left out. Query strings are ignored.
+
+- **Ids.** `X-Request-Id` is kept if it is printable ASCII of at most 128 characters, else made; it comes
+  back in the headers and, behind `chatcmpl-` or `cmpl-`, as the id of the reply.
+- **Errors** are always `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, an
+  error is one more event, before `[DONE]`.
+- **Time limits.** `timeout` is in seconds, from the arrival of the body. A reply that has not begun ends
+  with 408, and with `x-should-retry: false`, since OpenAI's clients would ask again; a stream begins at
+  once, so there it is an event.
+- **Waiting.** Streams carry a comment every ten seconds in which nothing else is sent. With
+  `stream_options.include_progress` they tell by comments how far the request is from its first token.
+- **Leaving.** A client that closes its connection ends its request. Half a close looks the same on the
+  wire and counts as one: keep the sending side open until the reply is there.
+- **Rates.** `server.max_requests_per_minute` and `server.max_concurrent_requests` hold for each API key.
+  A request too many is answered 429, with `Retry-After`; `x-ratelimit-limit-requests`,
+  `x-ratelimit-remaining-requests` and `x-ratelimit-reset-requests` tell how much is left."""
+
+
+_LIMITS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "minItems": "at least",
+    "maxItems": "at most",
+    "minLength": "length at least",
+    "maxLength": "length at most",
+}
+
+
+def markdown(operations: Iterable[Operation]) -> str:
+    operations = list(operations)
+    families = _families(operations)
+    _, schemas = msgspec.json.schema_components(families, ref_template="{name}")
+    lines = [
+        "# The API",
+        "",
+        _RULES,
+        "",
+        "## Routes",
+        "",
+        "| Route | What it gives | Body |",
+        "|---|---|---|",
+    ]
+    for each in operations:
+        bodies = " or ".join(_link(body.__name__) for body in each.bodies)
+        lines.append(f"| `{each.method.upper()} {each.path}` | {each.summary} | {bodies} |")
+    lines += ["", "## Bodies"]
+    for body in families:
+        lines += ["", f"### {body.__name__}", "", *_body(body, schemas)]
+    for name in sorted(schemas.keys() - {body.__name__ for body in families}):
+        lines += ["", f"### {name}", "", *_fields(schemas[name], schemas[name]["properties"])]
+    lines += ["", "## Errors", "", "| Status | `type` | `code` |", "|---|---|---|"]
+    lines += [
+        f"| {status} | `{error_type}` | {f'`{code}`' if code else ''} |"
+        for status, error_type, code in _errors()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _families(operations: Iterable[Operation]) -> list[type[RequestBody]]:
+    """The types of bodies, each behind the one that it extends."""
+    lines = (reversed(body.__mro__) for operation in operations for body in operation.bodies)
+    return list(dict.fromkeys(each for line in lines for each in line if issubclass(each, RequestBody)))
+
+
+def _body(body: type[RequestBody], schemas: dict[str, Schema]) -> Iterator[str]:
+    parent = body.__mro__[1]
+    schema, inherited = schemas[body.__name__], {}
+    unsupported, without_effect = dict(body.unsupported), set(body.without_effect)
+    if issubclass(parent, RequestBody):
+        inherited = schemas[parent.__name__]["properties"]
+        unsupported = {name: unsupported[name] for name in unsupported.keys() - parent.unsupported.keys()}
+        without_effect -= parent.without_effect
+        yield f"All of {_link(parent.__name__)}, and:"
+        yield ""
+    own = {name: each for name, each in schema["properties"].items() if inherited.get(name) != each}
+    yield from _fields(schema, own)
+    if unsupported:
+        yield ""
+        yield "Not supported yet, with the values that may be sent all the same:"
+        yield ""
+        for name, neutral_values in sorted(unsupported.items()):
+            values = ", ".join(f"`{json.dumps(value)}`" for value in (*neutral_values, None))
+            yield f"- `{name}`: {values}"
+    if without_effect:
+        yield ""
+        yield f"Accepted without effect: {', '.join(f'`{name}`' for name in sorted(without_effect))}."
+
+
+def _fields(schema: Schema, properties: dict[str, Schema]) -> Iterator[str]:
+    yield "| Field | Type | Default |"
+    yield "|---|---|---|"
+    for name, each in sorted(properties.items()):
+        default = "required" if name in schema.get("required", ()) else ""
+        if each.get("default") is not None:
+            default = f"`{json.dumps(each['default'])}`"
+        yield f"| `{name}` | {_type(each)} | {default} |"
+
+
+def _type(schema: Schema) -> str:
+    if "anyOf" in schema:
+        return " or ".join(_type(each) for each in schema["anyOf"] if each != {"type": "null"})
+    if "$ref" in schema:
+        return _link(schema["$ref"])
+    if "enum" in schema:
+        return ", ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema['items'])}{_limits(schema)}"
+    return f"{schema.get('type', 'anything')}{_limits(schema)}"
+
+
+def _limits(schema: Schema) -> str:
+    found = [f"{word} {schema[key]}" for key, word in _LIMITS.items() if key in schema]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _link(name: str) -> str:
+    return f"[{name}](#{name.lower()})"
+
+
+def _errors() -> list[tuple[int, str, str | None]]:
+    ours = {(kind.status, kind.type, kind.code) for kind in KINDS.values()}
+    https = {(status, http_body(status, "").error.type, code) for status, code in HTTP_CODES.items()}
+    return sorted(ours | https, key=lambda each: (each[0], each[2] or ""))
