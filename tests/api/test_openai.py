@@ -47,6 +47,9 @@ def decode_as(request_type: type[GenerationRequest], **fields: Any) -> Generatio
         ({"stop": []}, {}),
         ({"stop_token_ids": [3, 4]}, {"stop_token_ids": (3, 4)}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
+        ({"include_stop_str_in_output": True}, {"include_stop_str_in_output": True}),
+        ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
+        ({"prompt_logprobs": 2}, {"prompt_logprobs": 2}),
         ({"priority": -3}, {"priority": -3}),
         ({"cache_salt": "mine"}, {"cache_salt": "mine"}),
         ({"skip_reading_prefix_cache": True}, {"skip_reading_prefix_cache": True}),
@@ -79,6 +82,9 @@ def test_sampling_fields_are_honoured(
         ({"presence_penalty": 2.1}, "`presence_penalty` must be between -2 and 2, got 2.1"),
         ({"frequency_penalty": -2.1}, "`frequency_penalty` must be between -2 and 2, got -2.1"),
         ({"repetition_penalty": 0}, "`repetition_penalty` must be a number above 0, got 0.0"),
+        ({"best_of": 2}, "`best_of` may only equal `n`"),
+        ({"truncate_prompt_tokens": 0}, "`truncate_prompt_tokens` must be at least 1, or -1"),
+        ({"max_tokens": 0}, "`max_tokens` must be at least 1 without `echo`"),
         ({"min_tokens": -1}, "`min_tokens` must be at least 0, got -1"),
         ({"min_tokens": 17}, "`min_tokens` must be at most `max_tokens`, which is 16, got 17"),
         ({"allowed_token_ids": []}, "`allowed_token_ids` must name at least one"),
@@ -104,6 +110,45 @@ def test_logprobs_of_a_chat_and_of_a_completion() -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(top_logprobs=2).sampling()
     assert caught.value.param == "top_logprobs"
+
+
+def test_an_echo_tells_the_prompts_logprobs_too() -> None:
+    assert "prompt_logprobs" not in completion(echo=True).sampling() | completion(logprobs=2).sampling()
+    assert completion(echo=True, logprobs=2).sampling()["prompt_logprobs"] == 2
+    assert completion(echo=True, logprobs=1, prompt_logprobs=3).sampling()["prompt_logprobs"] == 3
+    assert completion(echo=True, max_tokens=0).sampling()["max_tokens"] == 0
+
+
+@pytest.mark.parametrize("request_type", REQUEST_TYPES)
+def test_prompt_logprobs_are_not_streamed(request_type: type[GenerationRequest]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_as(request_type, prompt_logprobs=0, stream=True).sampling()
+    assert caught.value.param == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("request_type", REQUEST_TYPES)
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("n", (0, -1, 129, True, "2", 1.5)),
+        ("best_of", (True, "1", [])),
+        ("include_stop_str_in_output", (0, 1, "true")),
+        ("skip_special_tokens", (0, 1, "true")),
+        ("prompt_logprobs", (-1, 21, True, "1")),
+        ("truncate_prompt_tokens", (-2, True, "1", 1.5)),
+        ("return_token_ids", (0, 1, "true")),
+        ("return_tokens_as_token_ids", (0, 1, "true")),
+        ("seed", (True, "1", 1.5)),
+    ],
+)
+def test_values_of_another_kind_are_refused(
+    request_type: type[GenerationRequest], name: str, values: tuple[object, ...]
+) -> None:
+    assert decode_as(request_type, **{name: None}) == decode_as(request_type)
+    for value in values:
+        with pytest.raises(InvalidRequest) as caught:
+            decode_as(request_type, **{name: value})
+        assert caught.value.param == name
 
 
 def test_max_completion_tokens_wins() -> None:
@@ -340,16 +385,26 @@ def test_the_servers_own_template_kwargs_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ("", ""), ([], [])],
+    [
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", "b", "a"], ["a", "b", "a"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        (["a", [1]], ["a", [1]]),
+        ("", [""]),
+        ([], [[]]),
+    ],
 )
-def test_one_prompt_in_any_form(prompt: object, expected: object) -> None:
-    assert completion(prompt=prompt).single_prompt() == expected
+def test_prompts_in_any_form(prompt: object, expected: object) -> None:
+    assert completion(prompt=prompt).prompts() == expected
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], ["a", 1], [1, "a"]])
-def test_several_prompts_are_refused(prompt: object) -> None:
+@pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [[1], 2]])
+def test_token_ids_beside_prompts_are_refused(prompt: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        completion(prompt=prompt).single_prompt()
+        completion(prompt=prompt).prompts()
     assert caught.value.param == "prompt"
 
 
@@ -394,7 +449,7 @@ def understand(fields: object) -> None:
                 request.template_kwargs()
             else:
                 assert isinstance(request, CompletionRequest)
-                request.single_prompt()
+                request.prompts()
         except InvalidRequest:
             continue
 

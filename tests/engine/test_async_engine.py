@@ -9,7 +9,7 @@ import pytest
 
 import tiny_models
 from engine_driver import make_core, request, solo
-from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
+from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine, NewRequest
 from vllm_metal.engine.outputs import FinishReason
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import EngineBusy, EngineUnavailable, InvalidRequest, NotAModel, PromptTooLong
@@ -38,10 +38,14 @@ async def start(load=load, *, max_queued=8, seed=None) -> AsyncEngine:
     return engine
 
 
+def add(engine, name, prompt, params, **options):
+    return engine.add_requests([NewRequest(name, prompt, params)], **options)
+
+
 async def ask(engine, name, prompt, params=GREEDY):
     token_ids, last = [], None
-    async with engine.add_request(name, prompt, params) as stream:
-        async for output in stream:
+    async with add(engine, name, prompt, params) as stream:
+        async for [output] in stream:
             token_ids += output.token_ids
             last = output
     return token_ids, last
@@ -67,7 +71,7 @@ def test_leaving_a_stream_frees_its_memory():
     async def main():
         engine = await start()
         endless = SamplingParams(temperature=0.0)
-        async with engine.add_request("r", [1, 2, 3], endless) as stream:
+        async with add(engine, "r", [1, 2, 3], endless) as stream:
             await anext(stream)
             assert engine.num_streams == 1
         assert engine.num_streams == 0
@@ -85,9 +89,9 @@ def test_leaving_a_stream_frees_its_memory():
 def test_a_slow_reader_holds_one_output_and_loses_nothing():
     async def main():
         engine = await start()
-        async with engine.add_request("r", [1, 2, 3], GREEDY) as stream:
+        async with add(engine, "r", [1, 2, 3], GREEDY) as stream:
             await engine.idle.wait()
-            outputs = [output async for output in stream]
+            outputs = [output async for [output] in stream]
         await engine.stop()
         return outputs
 
@@ -101,18 +105,18 @@ def test_what_can_never_run_is_refused_before_it_queues():
     async def main():
         engine = await start(max_queued=1)
         with pytest.raises(InvalidRequest, match="empty"):
-            engine.add_request("r", [], GREEDY)
+            add(engine, "r", [], GREEDY)
         with pytest.raises(InvalidRequest, match="between 0 and 319"):
-            engine.add_request("r", [320], GREEDY)
+            add(engine, "r", [320], GREEDY)
         with pytest.raises(PromptTooLong, match="256 tokens"):
-            engine.add_request("r", [1] * 256, GREEDY)
+            add(engine, "r", [1] * 256, GREEDY)
         assert engine.num_streams == 0
-        async with engine.add_request("r", [1], SamplingParams()):
+        async with add(engine, "r", [1], SamplingParams()):
             with pytest.raises(EngineBusy):
-                engine.add_request("s", [1], GREEDY)
+                add(engine, "s", [1], GREEDY)
         await engine.stop()
         with pytest.raises(EngineUnavailable):
-            engine.add_request("r", [1], GREEDY)
+            add(engine, "r", [1], GREEDY)
 
     asyncio.run(main())
 
@@ -170,7 +174,7 @@ def test_an_engine_that_fails_ends_its_streams_and_takes_no_more(caplog):
         answers = await asyncio.gather(*(ask(engine, name, [1, 2]) for name in "abc"))
         await engine.failed.wait()
         with pytest.raises(EngineUnavailable, match="device is gone"):
-            engine.add_request("d", [1], GREEDY)
+            add(engine, "d", [1], GREEDY)
         await engine.stop()
         return answers
 
@@ -194,10 +198,10 @@ def test_many_engines_come_and_go():
 def test_stopping_ends_the_streams_that_are_left():
     async def main():
         engine = await start()
-        async with engine.add_request("r", [1, 2, 3], SamplingParams()) as stream:
+        async with add(engine, "r", [1, 2, 3], SamplingParams()) as stream:
             await anext(stream)
             stopping = asyncio.create_task(engine.stop())
-            outputs = [output async for output in stream]
+            outputs = [output async for [output] in stream]
         await stopping
         return outputs
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from vllm_metal.api.generation import GenerationRequest, NumLogprobs, Positive
+from vllm_metal.api.prompt_logprobs import PromptLogprobs
 from vllm_metal.api.usage import Usage
 from vllm_metal.errors import InvalidRequest
 
@@ -106,6 +107,7 @@ class ChatMessage(Struct):
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = GenerationRequest.unsupported | {
         "audio": (),
+        "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
@@ -197,6 +199,7 @@ class ChatChoice(Struct):
     finish_reason: str
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
@@ -205,6 +208,8 @@ class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Delta(Struct):
@@ -217,6 +222,7 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
     index: int = 0
     logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, tag_field="object", tag="chat.completion.chunk"):
@@ -225,3 +231,4 @@ class ChatCompletionChunk(Struct, tag_field="object", tag="chat.completion.chunk
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from vllm_metal.api.generation import GenerationRequest, NumLogprobs, Positive
+from vllm_metal.api.generation import GenerationRequest, NumLogprobs
+from vllm_metal.api.prompt_logprobs import PromptLogprobs
 from vllm_metal.api.usage import Usage
 from vllm_metal.errors import InvalidRequest
 
@@ -19,30 +20,36 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     suffix: str = ""
     add_special_tokens: bool = True
-    max_tokens: Positive | None = 16
+    max_tokens: Annotated[int, Meta(ge=0)] | None = 16
     logprobs: NumLogprobs | None = None
+    echo: bool = False
 
     def sampling(self) -> dict[str, Any]:
-        return super().sampling() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("`max_tokens` must be at least 1 without `echo`", param="max_tokens")
+        asked = super().sampling()
+        if self.logprobs is not None:
+            asked["logprobs"] = self.logprobs
+            if self.echo:
+                asked["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        return asked
 
-    def single_prompt(self) -> str | list[int]:
-        """The prompt, as text or as token ids; raises InvalidRequest unless there is exactly one."""
+    def prompts(self) -> list[str | list[int]]:
+        """Each as text or as token ids. Raises InvalidRequest for a mixture."""
         if isinstance(self.prompt, str):
-            return self.prompt
-        token_ids = [item for item in self.prompt if isinstance(item, int)]
-        if len(token_ids) == len(self.prompt):
-            return token_ids
-        if len(self.prompt) > 1:
-            raise InvalidRequest("several prompts in one request are not supported yet", param="prompt")
-        [only] = self.prompt
-        assert not isinstance(only, int)
-        return only
+            return [self.prompt]
+        texts = [item for item in self.prompt if not isinstance(item, int)]
+        if not texts:
+            return [[item for item in self.prompt if isinstance(item, int)]]
+        if len(texts) < len(self.prompt):
+            raise InvalidRequest("`prompt` must not mix token ids with other prompts", param="prompt")
+        return list(texts)
 
 
 class TextLogprobs(Struct):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -51,6 +58,9 @@ class TextChoice(Struct):
     finish_reason: str | None = None
     index: int = 0
     logprobs: TextLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, tag_field="object", tag="text_completion"):

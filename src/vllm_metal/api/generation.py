@@ -26,25 +26,16 @@ class GenerationRequest(RequestBody, kw_only=True):
     """What both generating endpoints take."""
 
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
-        "best_of": (1,),
         "early_stopping": (False,),
-        "echo": (False,),
         "guided_choice": (),
         "guided_grammar": (),
         "guided_json": (),
         "guided_regex": (),
-        "include_stop_str_in_output": (False,),
         "length_penalty": (1,),
         "logits_processors": ([],),
-        "n": (1,),
-        "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
-        "return_token_ids": (False,),
-        "return_tokens_as_token_ids": (False,),
-        "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),
         "structured_outputs": ({},),
-        "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(
@@ -75,11 +66,19 @@ class GenerationRequest(RequestBody, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: Words | None = None
     seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
+    best_of: int | None = None
     max_tokens: Positive | None = None
     min_tokens: int | None = None
     stop: str | StopStrings | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     priority: int | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     skip_reading_prefix_cache: bool | None = None
@@ -90,6 +89,18 @@ class GenerationRequest(RequestBody, kw_only=True):
 
         `bad_words` are not among them, since only the model can tell their tokens. Raises InvalidRequest.
         """
+        if self.best_of not in (None, self.n):
+            raise InvalidRequest("`best_of` may only equal `n`", param="best_of")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest(
+                "`truncate_prompt_tokens` must be at least 1, or -1", param="truncate_prompt_tokens"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "`prompt_logprobs` cannot be streamed",
+                param="prompt_logprobs",
+                hint="leave out `stream`, or ask a completion for `echo` and `logprobs`",
+            )
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         asked = {
             "temperature": self.temperature,
@@ -106,7 +117,10 @@ class GenerationRequest(RequestBody, kw_only=True):
             "min_tokens": self.min_tokens,
             "stop": tuple(stop) if stop else None,
             "stop_token_ids": tuple(self.stop_token_ids) if self.stop_token_ids else None,
+            "include_stop_str_in_output": self.include_stop_str_in_output,
             "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
+            "prompt_logprobs": self.prompt_logprobs,
             "priority": self.priority,
             "cache_salt": self.cache_salt,
             "skip_reading_prefix_cache": self.skip_reading_prefix_cache,

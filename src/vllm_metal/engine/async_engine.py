@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
     def render_request_template(
         self, chat_template: str, messages: list[dict[str, Any]], **variables: Any
     ) -> str: ...
-    def spell(self, token_ids: Iterable[int]) -> str: ...
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,16 @@ class LoadedEngine:
     tokenizer: Tokenizer
     max_model_len: int
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """`prompt_param` is what its sender calls the prompt, for errors."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    prompt_param: str = "prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +92,18 @@ Message = AddRequest | AbortRequest | Stop
 
 
 class RequestStream:
-    """The outputs of one request, for one reader. Leaving it before the last output aborts the request.
+    """The outputs of requests that belong together, for one reader. Leaving it early aborts those that run.
 
-    It holds one output: what arrives before the reader comes back is merged into it. Past its deadline, if it
-    has one, reading raises DeadlineExceeded.
+    It holds one output of each: what arrives before the reader comes back is merged into it. Past its
+    deadline, if it has one, reading raises DeadlineExceeded.
     """
 
-    def __init__(self, request_id: str, close: Callable[[str], None]) -> None:
-        self.request_id = request_id
+    def __init__(self, requests: Sequence[NewRequest], close: Callable[[str], None]) -> None:
+        self.requests = requests
         self._close = close
-        self._output: RequestOutput | None = None
+        self._running = {request.request_id for request in requests}
+        self._outputs: dict[str, RequestOutput] = {}
         self._arrived = asyncio.Event()
-        self._finished = False
         self._expired = False
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -106,11 +116,16 @@ class RequestStream:
         self._arrived.set()
 
     def put(self, output: RequestOutput) -> None:
-        if self._output is None:
-            self._output = output
+        if held := self._outputs.get(output.request_id):
+            held.merge(output)
         else:
-            self._output.merge(output)
+            self._outputs[output.request_id] = output
         self._arrived.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last output of every request has been read."""
+        return not self._running
 
     async def __aenter__(self) -> Self:
         return self
@@ -120,22 +135,24 @@ class RequestStream:
     ) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
-        self._close(self.request_id)
+        for request_id in self._running:
+            self._close(request_id)
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> AsyncIterator[list[RequestOutput]]:
         return self
 
-    async def __anext__(self) -> RequestOutput:
-        if self._finished:
+    async def __anext__(self) -> list[RequestOutput]:
+        """All that has arrived: at most one output of each request."""
+        if self.ended:
             raise StopAsyncIteration
         if not self._expired:
             await self._arrived.wait()
             self._arrived.clear()
-        output, self._output = self._output, None
-        if output is None:
+        outputs, self._outputs = list(self._outputs.values()), {}
+        if not outputs:
             raise DeadlineExceeded("the request did not end within its time limit")
-        self._finished = output.finished
-        return output
+        self._running.difference_update(output.request_id for output in outputs if output.finished)
+        return outputs
 
 
 class AsyncEngine:
@@ -171,13 +188,15 @@ class AsyncEngine:
         self.max_model_len = loaded.max_model_len
         self.sampling_defaults = loaded.sampling_defaults
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
-        """Raises PromptTooLong for a text too long to be worth the work."""
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, any_length: bool = False, param: str = "prompt"
+    ) -> list[int]:
+        """Raises PromptTooLong for a text too long to be worth the work, unless it may have `any_length`."""
         encode = partial(
             self._tokenizer.encode,
             text,
             add_special_tokens=add_special_tokens,
-            max_tokens=self.max_model_len,
+            max_tokens=None if any_length else self.max_model_len,
             param=param,
         )
         return await self._loop.run_in_executor(self._tokenizing, encode)
@@ -205,6 +224,7 @@ class AsyncEngine:
         *,
         chat_template: str | None = None,
         add_special_tokens: bool = False,
+        any_length: bool = False,
         **template_kwargs: Any,
     ) -> list[int]:
         """`chat_template` stands in for the model's own.
@@ -216,56 +236,67 @@ class AsyncEngine:
                 self._tokenizer.apply_chat_template,
                 messages,
                 add_special_tokens=add_special_tokens,
-                max_tokens=self.max_model_len,
+                max_tokens=None if any_length else self.max_model_len,
                 **template_kwargs,
             )
             return await self._loop.run_in_executor(self._tokenizing, encode)
         render = partial(self._tokenizer.render_request_template, chat_template, messages, **template_kwargs)
         # Not where others tokenize, since a template may take its time.
         text = await self._loop.run_in_executor(self._rendering, render)
-        return await self.encode(text, add_special_tokens=add_special_tokens, param="messages")
+        return await self.encode(
+            text, add_special_tokens=add_special_tokens, any_length=any_length, param="messages"
+        )
 
-    async def spell(self, token_ids: list[int]) -> str:
-        """The text of `token_ids`, special ones by name. Raises InvalidRequest for ids of no token."""
-        self._check_token_ids("tokens", token_ids)
-        return await self._loop.run_in_executor(self._tokenizing, self._tokenizer.spell, token_ids)
+    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool, param: str = "prompt") -> str:
+        """The text of `token_ids`. Raises InvalidRequest for ids of no token."""
+        self._check_token_ids(param, token_ids)
+        decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
+        return await self._loop.run_in_executor(self._tokenizing, decode)
 
-    def add_request(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        prompt_param: str = "prompt",
-        deadline: float | None = None,
-    ) -> RequestStream:
-        """Hand a request to the engine. `prompt_param` is what its sender calls the prompt, for errors;
-        `deadline`, in the loop's time, is when it is given up.
-
-        Raises InvalidRequest or PromptTooLong for one that can never run, EngineBusy when the queue is full,
-        EngineUnavailable when the engine has stopped.
+    def check_room(self, num_requests: int) -> None:
+        """Raises InvalidRequest for more requests than can ever be held at once, EngineBusy when there is no
+        room for so many now, EngineUnavailable when the engine has stopped.
         """
         if self.failure or self._stopping:
             raise EngineUnavailable(self.failure or "the server is shutting down")
-        self._check_prompt(prompt_token_ids, prompt_param)
-        self._check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
-        if len(self._streams) >= self._max_queued:
+        if num_requests > self._max_queued:
+            raise InvalidRequest(
+                f"{num_requests} answers are wanted, and the server holds no more than {self._max_queued}",
+                param="n",
+                hint="ask for fewer at once, or raise `server.max_queued`",
+            )
+        if len(self._streams) + num_requests > self._max_queued:
             raise EngineBusy(f"the queue is full: no more than {self._max_queued} may run or wait at once")
-        left = self.max_model_len - len(prompt_token_ids)
-        request = Request(
-            request_id,
-            prompt_token_ids,
+
+    def add_requests(self, requests: Sequence[NewRequest], *, deadline: float | None = None) -> RequestStream:
+        """Hand requests to the engine, all or none. At `deadline`, in the loop's time, they are given up.
+
+        Raises InvalidRequest or PromptTooLong for one that can never run, and as `check_room` does.
+        """
+        self.check_room(len(requests))
+        for request in requests:
+            self._check_prompt(request.prompt_token_ids, request.prompt_param)
+            self._check_token_ids("allowed_token_ids", request.params.allowed_token_ids or ())
+            self._check_token_ids("logit_bias", [token_id for token_id, _ in request.params.logit_bias])
+        stream = RequestStream(requests, self._close_stream)
+        if deadline is not None:
+            stream.expire_at(deadline)
+        self.idle.clear()
+        for request in requests:
+            self._streams[request.request_id] = stream
+            self._inbox.put(AddRequest(self._begin(request)))
+        return stream
+
+    def _begin(self, request: NewRequest) -> Request:
+        params = request.params
+        left = self.max_model_len - len(request.prompt_token_ids)
+        return Request(
+            request.request_id,
+            request.prompt_token_ids,
             params,
             max_tokens=left if params.max_tokens is None else min(params.max_tokens, left),
             seed=params.seed if params.seed is not None else self._next_seed(),
         )
-        stream = self._streams[request_id] = RequestStream(request_id, self._close_stream)
-        if deadline is not None:
-            stream.expire_at(deadline)
-        self.idle.clear()
-        self._inbox.put(AddRequest(request))
-        return stream
 
     async def stop(self) -> None:
         """Abort what runs, free the model on the engine thread and join it."""

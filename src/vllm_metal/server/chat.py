@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +21,12 @@ from vllm_metal.api.chat import (
     Delta,
 )
 from vllm_metal.api.usage import Usage
-from vllm_metal.engine.async_engine import TokenBytes
 from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, generation, logprobs
 from vllm_metal.server.keys import CONFIG, MANAGER
+from vllm_metal.server.logprobs import TokenNames
 from vllm_metal.server.request_id import request_id
 
 
@@ -36,16 +37,21 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     manager = request.app[MANAGER]
     deadline = generation.deadline(request, body)
     async with manager.acquire(body.model, deadline=deadline) as engine:
+        engine.check_room(body.n)
         params = await generation.sampling_params(engine, body)
-        prompt_token_ids = await engine.encode_chat(messages, **template_kwargs)
-        wording = ChatWording(f"chatcmpl-{request_id(request)}", manager.served_names[0], engine.token_bytes)
-        outputs = engine.add_request(
-            generation.engine_id(wording.id),
-            prompt_token_ids,
-            params,
-            prompt_param="messages",
-            deadline=deadline,
+        prompt = await engine.encode_chat(
+            messages, any_length=body.truncate_prompt_tokens is not None, **template_kwargs
         )
+        prompt = generation.truncated(prompt, body, engine)
+        wording = ChatWording(
+            f"chatcmpl-{request_id(request)}",
+            manager.served_names[0],
+            body,
+            prompt,
+            TokenNames(engine.token_bytes, by_id=body.return_tokens_as_token_ids),
+        )
+        choices = generation.choices(wording.id, [prompt], params, body.n, "messages")
+        outputs = engine.add_requests(choices, deadline=deadline)
         return await generation.respond(request, outputs, wording, body)
 
 
@@ -66,30 +72,56 @@ def template_inputs(
 class ChatWording:
     id: str
     model: str
-    token_bytes: TokenBytes
+    body: ChatCompletionRequest
+    prompt: list[int]
+    names: TokenNames
     created: int = field(default_factory=lambda: int(time.time()))
 
     def opening(self) -> list[ChatCompletionChunk]:
-        return [self._chunk(ChatChunkChoice(Delta(role="assistant", content="")))]
+        beginning = Delta(role="assistant", content="")
+        chunks = [self._chunk(ChatChunkChoice(beginning, index=index)) for index in range(self.body.n)]
+        if self.body.return_token_ids:
+            chunks[0].prompt_token_ids = self.prompt
+        return chunks
 
-    def delta(self, output: RequestOutput, usage: Usage | UnsetType) -> ChatCompletionChunk:
-        choice = ChatChunkChoice(Delta(content=output.text), logprobs=self._logprobs(output))
+    def delta(
+        self, index: int, output: RequestOutput, usage: Usage | UnsetType
+    ) -> ChatCompletionChunk | None:
+        token_ids = self._token_ids(output)
+        if not (output.text or output.logprobs or token_ids):
+            return None
+        delta = Delta(content=output.text)
+        choice = ChatChunkChoice(delta, None, index, self._logprobs(output), token_ids)
         return self._chunk(choice, usage)
 
-    def closing(self, finish_reason: str, usage: Usage | UnsetType) -> ChatCompletionChunk:
-        return self._chunk(ChatChunkChoice(Delta(), finish_reason), usage)
+    def closing(self, index: int, finish_reason: str, usage: Usage | UnsetType) -> ChatCompletionChunk:
+        return self._chunk(ChatChunkChoice(Delta(), finish_reason, index), usage)
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         return ChatCompletionChunk(self.id, self.created, self.model, [], usage)
 
-    def whole(self, output: RequestOutput, usage: Usage) -> ChatCompletion:
+    def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> ChatCompletion:
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        whole = ChatCompletion(self.id, self.created, self.model, choices, usage)
+        if self.body.prompt_logprobs is not None:
+            told = outputs[0].prompt_logprobs
+            whole.prompt_logprobs = logprobs.of_prompt(told, self.names, self.body.prompt_logprobs)
+        if self.body.return_token_ids:
+            whole.prompt_token_ids = self.prompt
+        return whole
+
+    def _choice(self, index: int, output: RequestOutput) -> ChatChoice:
         assert output.finish_reason is not None
         message = AssistantMessage(output.text)
-        choice = ChatChoice(message, output.finish_reason, logprobs=self._logprobs(output))
-        return ChatCompletion(self.id, self.created, self.model, [choice], usage)
+        return ChatChoice(
+            message, output.finish_reason, index, self._logprobs(output), self._token_ids(output)
+        )
 
     def _logprobs(self, output: RequestOutput) -> ChatLogprobs | None:
-        return logprobs.of_chat(output.logprobs, self.token_bytes) if output.logprobs else None
+        return logprobs.of_chat(output.logprobs, self.names) if output.logprobs else None
+
+    def _token_ids(self, output: RequestOutput) -> list[int] | UnsetType:
+        return list(output.token_ids) if self.body.return_token_ids else UNSET
 
     def _chunk(self, choice: ChatChunkChoice, usage: Usage | UnsetType = UNSET) -> ChatCompletionChunk:
         return ChatCompletionChunk(self.id, self.created, self.model, [choice], usage)

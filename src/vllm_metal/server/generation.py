@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
-from vllm_metal.api.generation import GenerationRequest, StreamOptions
-from vllm_metal.api.usage import PromptTokensDetails, Usage
-from vllm_metal.engine.async_engine import AsyncEngine, RequestStream
-from vllm_metal.engine.outputs import FinishReason, RequestOutput
+from vllm_metal.api.generation import GenerationRequest
+from vllm_metal.api.usage import Usage
+from vllm_metal.engine.async_engine import AsyncEngine, NewRequest, RequestStream
+from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.errors import EngineError, EngineUnavailable
+from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import CONFIG, USAGE
 from vllm_metal.server.sse import EventStream
+from vllm_metal.server.tally import Tally
 
 
 class Wording(Protocol):
     """How an endpoint puts an answer: as chunks (opening, deltas, closing, usage) or as a whole."""
 
     def opening(self) -> Sequence[Struct]: ...
-    def delta(self, output: RequestOutput, usage: Usage | UnsetType) -> Struct: ...
-    def closing(self, finish_reason: str, usage: Usage | UnsetType) -> Struct: ...
+    def delta(self, index: int, output: RequestOutput, usage: Usage | UnsetType) -> Struct | None: ...
+    def closing(self, index: int, finish_reason: str, usage: Usage | UnsetType) -> Struct: ...
     def usage(self, usage: Usage) -> Struct: ...
-    def whole(self, output: RequestOutput, usage: Usage) -> Struct: ...
+    def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Struct: ...
 
 
 def deadline(request: web.Request, body: GenerationRequest) -> float | None:
     """When the request is given up, in the loop's time."""
     timeout_s = body.timeout or request.app[CONFIG].server.request_timeout
     return asyncio.get_running_loop().time() + timeout_s if timeout_s else None
-
-
-def engine_id(reply_id: str) -> str:
-    """Unlike the reply's, which follows the client's own, an id that no other request has."""
-    return f"{reply_id}-{secrets.token_hex(4)}"
 
 
 async def sampling_params(engine: AsyncEngine, body: GenerationRequest) -> SamplingParams:
@@ -50,53 +48,85 @@ async def sampling_params(engine: AsyncEngine, body: GenerationRequest) -> Sampl
     return SamplingParams(**{**engine.sampling_defaults, **asked})
 
 
+def choices(
+    reply_id: str, prompts: Sequence[list[int]], params: SamplingParams, n: int, param: str
+) -> list[NewRequest]:
+    """`n` answers to each of `prompts`, which the client calls `param`, in the order of their indices."""
+    # Unlike the reply's id, which follows the client's own, one that no other request has.
+    engine_id = f"{reply_id}-{secrets.token_hex(4)}"
+    return [
+        NewRequest(
+            f"{engine_id}-{i * n + j}",
+            prompt,
+            params if params.seed is None else replace(params, seed=_seed(params.seed, j)),
+            prompt_param=param if len(prompts) == 1 else f"{param}[{i}]",
+        )
+        for i, prompt in enumerate(prompts)
+        for j in range(n)
+    ]
+
+
+def _seed(seed: int, choice: int) -> int:
+    """The first choice is that of a request for one; the others draw as if each had a seed of its own."""
+    if choice == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed} {choice}".encode(), digest_size=8).digest())
+
+
+def truncated(token_ids: list[int], body: GenerationRequest, engine: AsyncEngine) -> list[int]:
+    """The end of a prompt, as much as the request wants. Raises InvalidRequest for more than is served."""
+    wanted = body.truncate_prompt_tokens
+    if wanted is None:
+        return token_ids
+    if wanted > engine.max_model_len:
+        raise InvalidRequest(
+            f"`truncate_prompt_tokens` must be at most {engine.max_model_len}, what this model serves",
+            param="truncate_prompt_tokens",
+        )
+    if wanted == -1:
+        max_tokens = body.sampling().get("max_tokens") or 1
+        wanted = engine.max_model_len - (max_tokens if max_tokens < engine.max_model_len else 1)
+    return token_ids[-wanted:]
+
+
 async def respond(
     request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
 ) -> web.StreamResponse:
-    """Leaving early, by an error or because the client has gone, aborts the request."""
+    """Leaving early, by an error of one choice or because the client has gone, aborts them all."""
     async with outputs:
-        if body.stream:
-            return await _streamed(request, outputs, wording, body.stream_options)
-        return await _whole(request, outputs, wording)
+        reply = _streamed if body.stream else _whole
+        return await reply(request, outputs, wording, body)
 
 
 async def _streamed(
-    request: web.Request, outputs: RequestStream, wording: Wording, options: StreamOptions
+    request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
 ) -> web.StreamResponse:
+    options, tally = body.stream_options, Tally(outputs.requests, body.n)
     async with EventStream(request) as events:
         await events.send(*wording.opening())
-        async for output in outputs:
-            usage = _usage(request, output)
-            running_usage = usage if options.continuous_usage_stats else UNSET
-            chunks = []
-            if output.text or output.logprobs:
-                chunks.append(wording.delta(output, running_usage))
-            if output.finish_reason:
-                chunks.append(wording.closing(output.finish_reason, running_usage))
-                if options.include_usage:
-                    chunks.append(wording.usage(usage))
+        async for news in outputs:
+            chunks: list[Struct] = []
+            for output in news:
+                index = tally.count(output)
+                usage = tally.usage if options.continuous_usage_stats else UNSET
+                if (delta := wording.delta(index, output, usage)) is not None:
+                    chunks.append(delta)
+                if output.finish_reason:
+                    chunks.append(wording.closing(index, output.finish_reason, usage))
+            request[USAGE] = tally.usage
+            if outputs.ended and options.include_usage:
+                chunks.append(wording.usage(tally.usage))
             await events.send(*chunks)
     return events.response
 
 
-async def _whole(request: web.Request, outputs: RequestStream, wording: Wording) -> web.Response:
-    whole = RequestOutput(outputs.request_id)
-    async for output in outputs:
-        usage = _usage(request, output)
-        whole.merge(output)
-    return bodies.reply(wording.whole(whole, usage))
-
-
-def _usage(request: web.Request, output: RequestOutput) -> Usage:
-    """Raises the error that `output` stands for."""
-    if output.finish_reason is FinishReason.ERROR:
-        raise EngineError(output.error or "the engine failed")
-    if output.finish_reason is FinishReason.ABORT:
-        raise EngineUnavailable("the server is shutting down")
-    usage = request[USAGE] = Usage(
-        prompt_tokens=output.num_prompt_tokens,
-        completion_tokens=output.num_output_tokens,
-        total_tokens=output.num_prompt_tokens + output.num_output_tokens,
-        prompt_tokens_details=PromptTokensDetails(output.num_cached_tokens),
-    )
-    return usage
+async def _whole(
+    request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
+) -> web.Response:
+    tally = Tally(outputs.requests, body.n)
+    wholes = [RequestOutput(each.request_id) for each in outputs.requests]
+    async for news in outputs:
+        for output in news:
+            wholes[tally.count(output)].merge(output)
+        request[USAGE] = tally.usage
+    return bodies.reply(wording.whole(wholes, tally.usage))

@@ -40,7 +40,8 @@ async def tokenize(request: web.Request) -> web.Response:
 async def detokenize(request: web.Request) -> web.Response:
     body = await bodies.read(request, DetokenizeRequest)
     async with request.app[MANAGER].acquire(body.model) as engine:
-        return bodies.reply(Detokenized(await engine.spell(body.tokens)))
+        text = await engine.decode(body.tokens, skip_special_tokens=False, param="tokens")
+        return bodies.reply(Detokenized(text))
 
 
 class _Form(Struct):

@@ -153,10 +153,6 @@ class Tokenizer:
         detokenizer = self.detokenizer((), skip_special_tokens)
         return "".join(map(detokenizer.add, token_ids)) + detokenizer.flush()
 
-    def spell(self, token_ids: Iterable[int]) -> str:
-        """The text of `token_ids` with special tokens by name."""
-        return self.decode(token_ids, skip_special_tokens=False)
-
     def detokenizer(
         self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> Detokenizer:
