@@ -8,7 +8,9 @@ from pathlib import Path
 
 _SYSCTL = """
 for name; do
-    if [ -f "$here/sysctl.d/$name" ]; then printf '%s: %s\\n' "$name" "$(cat "$here/sysctl.d/$name")"
+    if [ -f "$here/sysctl.d/$name" ]; then
+        read -r value <"$here/sysctl.d/$name"
+        printf '%s: %s\\n' "$name" "$value"
     else echo "sysctl: unknown oid '$name'" >&2; missing=1; fi
 done
 exit ${missing:-0}

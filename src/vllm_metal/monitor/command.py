@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 10.0
 
 # What a login shell may lack: `sysctl` and `ioreg` are in `/usr/sbin`.
 _SYSTEM_FOLDERS = "/usr/bin:/bin:/usr/sbin:/sbin"
