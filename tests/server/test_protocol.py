@@ -367,6 +367,7 @@ def test_what_is_no_http_is_refused_in_the_usual_shape(head: bytes, part: str) -
     head, _, body = with_server(talk).partition(b"\r\n\r\n")
     assert head.startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
     assert b"Content-Type: application/json" in head
+    assert b"X-Request-Id: " in head
     error = json.loads(body)["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert part in error["message"]

@@ -6,9 +6,8 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from vllm_metal import __version__
 from vllm_metal.api import errors
-from vllm_metal.server import bodies
+from vllm_metal.server import bodies, middlewares
 
 _MAX_MESSAGE_LENGTH = 200
 
@@ -30,8 +29,7 @@ class Connection(web.RequestHandler):
             reason = f"this is no HTTP request: {message.partition(chr(10))[0][:_MAX_MESSAGE_LENGTH]}"
         else:
             reason = HTTPStatus(status).phrase
-        reply = bodies.reply(
-            errors.http_body(status, reason), status=status, headers={"Server": f"vllm-metal/{__version__}"}
-        )
+        body = errors.http_body(status, reason)
+        reply = bodies.reply(body, status=status, headers=middlewares.common_headers(request))
         reply.force_close()
         return reply

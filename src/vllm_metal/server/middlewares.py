@@ -43,9 +43,12 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Of every reply, those that aiohttp makes before any middleware runs included."""
-    response.headers[request_id.HEADER] = request_id.request_id(request)
-    response.headers["Server"] = f"vllm-metal/{__version__}"
+    response.headers.update(common_headers(request))
     response.headers.update(request.get(RATE_LIMIT, {}))
+
+
+def common_headers(request: web.BaseRequest) -> dict[str, str]:
+    return {request_id.HEADER: request_id.request_id(request), "Server": f"vllm-metal/{__version__}"}
 
 
 @web.middleware

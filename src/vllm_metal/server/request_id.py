@@ -13,7 +13,7 @@ HEADER = "X-Request-Id"
 _MAX_LENGTH = 128
 
 
-def request_id(request: web.Request) -> str:
+def request_id(request: web.BaseRequest) -> str:
     """The client's own if it is fit to be sent back, else a new one; always the same for one request."""
     if REQUEST_ID not in request:
         given = request.headers.get(HEADER, "")
