@@ -128,10 +128,11 @@ def _reason_to_keep(path: Path, purge: bool) -> str:
 
 
 def _brew_log() -> Iterator[tuple[Path, str]]:
-    """Where Homebrew's own service writes, beside the folders of kegs."""
-    *_, prefix, opt, formula, _, _ = ("", "", *executable.find().parts)
-    if (opt, formula) == ("opt", "vllm-metal"):
-        yield Path(prefix), ""
+    """What Homebrew's own service writes to: in `var`, where no uninstall of brew's looks."""
+    keg = executable.find().parent.parent
+    log = keg.parent.parent / "var" / "log" / "vllm-metal.log"
+    if keg.parts[-2:] == ("opt", "vllm-metal") and log.exists():
+        yield log, ""
 
 
 def _own_models_dir() -> Iterator[tuple[Path, str]]:
