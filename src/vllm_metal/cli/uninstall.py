@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from vllm_metal import paths
 from vllm_metal.cli import printer
 from vllm_metal.errors import MetalError
 from vllm_metal.hub import shared_cache
@@ -37,8 +38,8 @@ def _tell(plan: Plan) -> None:
     printer.note("nothing is there to remove" if plan.is_empty else "to be removed:")
     if plan.has_service:
         printer.note(f"  the service `{launchd.LABEL}`")
-    if plan.venv:
-        printer.note(f"  {plan.venv}  {_size(venv.versions_dir(plan.venv))}")
+    if plan.has_venv:
+        printer.note(f"  {paths.venv()}  {_size(*venv.contents(paths.venv()))}")
     for path in plan.removed:
         printer.note(f"  {path}  {_size(path)}")
     models = shared_cache.models()
@@ -52,8 +53,8 @@ def _tell(plan: Plan) -> None:
         printer.note(f"    {name}  {_size(folder)}")
 
 
-def _size(path: Path) -> str:
-    return format_bytes(used_bytes(path))
+def _size(*parts: Path) -> str:
+    return format_bytes(sum(map(used_bytes, parts)))
 
 
 def _agrees() -> bool:

@@ -28,14 +28,14 @@ class Plan:
     """What there is: `folders` are ours too, and go once they are empty."""
 
     has_service: bool
-    venv: Path | None
+    has_venv: bool
     removed: tuple[Path, ...]
     kept: tuple[Kept, ...]
     folders: tuple[Path, ...]
 
     @property
     def is_empty(self) -> bool:
-        return not (self.has_service or self.venv or self.removed)
+        return not (self.has_service or self.has_venv or self.removed)
 
 
 def plan(*, purge: bool) -> Plan:
@@ -47,15 +47,12 @@ def plan(*, purge: bool) -> Plan:
             kept.append(Kept(path, reason))
         else:
             removed.append(path)
-    own_venv: Path | None = paths.venv()
     try:
-        venv.require_ours(paths.venv())
+        has_venv = bool(venv.contents(paths.venv()))
     except SetupError:
+        has_venv = False
         kept.append(Kept(paths.venv(), "`metal setup` did not make it"))
-        own_venv = None
-    if own_venv and not any(map(os.path.lexists, (own_venv, venv.versions_dir(own_venv)))):
-        own_venv = None
-    return Plan(_has_service(), own_venv, tuple(removed), tuple(kept), tuple(_folders()))
+    return Plan(_has_service(), has_venv, tuple(removed), tuple(kept), tuple(_folders()))
 
 
 def carry_out(plan: Plan, on_busy: Callable[[], None]) -> None:
@@ -66,9 +63,9 @@ def carry_out(plan: Plan, on_busy: Callable[[], None]) -> None:
     if plan.has_service:
         agent.uninstall()
     failed: list[OSError] = []
-    if plan.venv:
-        with venv.exclusive(plan.venv, on_busy):
-            venv.remove(plan.venv)
+    if plan.has_venv:
+        with venv.exclusive(paths.venv(), on_busy):
+            venv.remove(paths.venv())
     for path in plan.removed:
         try:
             _remove(path)
@@ -106,11 +103,13 @@ def _contents(purge: bool) -> Iterator[tuple[Path, str]]:
     """What is in our folders, and why it stays if it does."""
     folders = _folders()
     for folder in folders:
+        if folder.parent in folders:
+            continue
         if folder.is_symlink():
             yield folder, "it is a link to elsewhere"
         elif folder.is_dir() and folder.stat().st_uid != os.geteuid():
             yield folder, "it belongs to another user"
-        elif folder.is_dir() and folder.parent not in folders:
+        elif folder.is_dir():
             for path in sorted(folder.iterdir()):
                 yield path, _reason_to_keep(path, purge)
 

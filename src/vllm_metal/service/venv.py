@@ -125,24 +125,31 @@ def _is_held(version: Path) -> bool:
     return False
 
 
-def remove(venv: Path) -> None:
-    """Remove the link and all versions, also those in use; needs `exclusive`. Raises SetupError."""
+def contents(venv: Path) -> list[Path]:
+    """The link, the versions and what holds them together, as far as they are there. Raises SetupError."""
     require_ours(venv)
     folder = versions_dir(venv)
+    # Where the user chose the venv's name, the folder may have been somebody's before.
+    own = [
+        path for path in folder.glob("*") if _VERSION.fullmatch(path.name) or path.name in ("lock", "link")
+    ]
+    return [venv, *own] if os.path.lexists(venv) else own
+
+
+def remove(venv: Path) -> None:
+    """Remove the link and all versions, also those in use; needs `exclusive`. Raises SetupError."""
     try:
-        venv.unlink(missing_ok=True)
-        # Where the user chose the venv's name, the folder may have been somebody's before.
-        for entry in list(folder.iterdir()):
-            if _VERSION.fullmatch(entry.name):
-                shutil.rmtree(entry)
-            elif entry.name in ("lock", "link"):
-                entry.unlink()
-        with suppress(OSError):
-            folder.rmdir()
+        for path in contents(venv):
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            else:
+                shutil.rmtree(path)
     except OSError as exc:
         raise SetupError(
             f"cannot remove `{exc.filename}`: {exc.strerror}", hint=f"see who owns `{venv.parent}`"
         ) from exc
+    with suppress(OSError):
+        versions_dir(venv).rmdir()
 
 
 @contextmanager
