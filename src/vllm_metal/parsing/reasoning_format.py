@@ -1,0 +1,26 @@
+"""How a family of models marks what it thinks before it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_metal.parsing.marks import special_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningFormat:
+    """Reasoning stands between `begin` and `end`; the marks in `silent` mean nothing to a reader."""
+
+    name: str
+    begin: str
+    end: str
+    silent: tuple[str, ...] = ()
+
+    @property
+    def visible_tokens(self) -> frozenset[str]:
+        """The marks that may be special tokens of a model, which the parser has to see."""
+        return special_tokens(self.begin, self.end, *self.silent)
+
+    def is_open_in(self, prompt: str) -> bool:
+        """Whether the template has begun the reasoning itself, at the very end of the prompt."""
+        return prompt.rstrip().endswith(self.begin.rstrip())
