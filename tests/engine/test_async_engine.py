@@ -86,6 +86,58 @@ def test_leaving_a_stream_frees_its_memory():
     assert stats.num_running == stats.num_waiting == 0
 
 
+def test_leaving_a_stream_ends_all_its_requests():
+    async def main():
+        engine = await start()
+        endless = SamplingParams(temperature=0.0)
+        async with engine.add_requests([NewRequest(name, [1, 2], endless) for name in "abc"]) as stream:
+            await anext(stream)
+            assert engine.num_streams == 3
+        assert engine.num_streams == 0
+        await ask(engine, "next", [1])
+        while engine.stats.kv_used_bytes:
+            await asyncio.sleep(0)
+        await engine.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_all_requests_are_taken_or_none():
+    async def main():
+        engine = await start(max_queued=3)
+        with pytest.raises(InvalidRequest, match="no more than 3"):
+            engine.add_requests([NewRequest(name, [1], GREEDY) for name in "abcd"])
+        with pytest.raises(InvalidRequest, match="empty"):
+            engine.add_requests([NewRequest("a", [1], GREEDY), NewRequest("b", [], GREEDY)])
+        async with add(engine, "r", [1], SamplingParams()):
+            with pytest.raises(EngineBusy):
+                engine.add_requests([NewRequest(name, [1], GREEDY) for name in "abc"])
+            assert engine.num_streams == 1
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_requests_of_one_prompt_share_one_prefill():
+    def load_fused():
+        core = make_core(tiny_models.make("llama"), mode="fused")
+        return LoadedEngine(core, IdTokenizer(), max_model_len=4096)
+
+    async def main():
+        engine = await start(load_fused)
+        prompt = [(7 * i + 3) % 256 for i in range(700)]
+        lasts = {}
+        async with engine.add_requests([NewRequest(name, prompt, GREEDY) for name in "abcd"]) as stream:
+            async for outputs in stream:
+                lasts |= {output.request_id: output for output in outputs}
+        await engine.stop()
+        return lasts
+
+    lasts = asyncio.run(asyncio.wait_for(main(), 60))
+    assert lasts["a"].num_cached_tokens == 0
+    assert all(lasts[name].num_cached_tokens >= 512 for name in "bcd")
+
+
 def test_a_slow_reader_holds_one_output_and_loses_nothing():
     async def main():
         engine = await start()

@@ -27,6 +27,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     def sampling(self) -> dict[str, Any]:
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("`max_tokens` must be at least 1 without `echo`", param="max_tokens")
+        for param in ("echo", "truncate_prompt_tokens"):
+            if self.suffix and getattr(self, param):
+                raise InvalidRequest(f"`{param}` cannot go with `suffix`", param=param)
         asked = super().sampling()
         if self.logprobs is not None:
             asked["logprobs"] = self.logprobs
