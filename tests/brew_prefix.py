@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STUB = ROOT / "tests" / "formula" / "brew_stub.rb"
+STUB = ROOT / "tests" / "formula" / "brew_stub"
 
 _GIT = ["git", "-c", "user.name=Tap", "-c", "user.email=tap@localhost", "-c", "init.defaultBranch=main"]
 
