@@ -85,7 +85,7 @@ class Client:
         return self._get("/health")
 
     def version(self) -> dict[str, Any]:
-        """The server's `version`, and `restart_needed` if an upgrade awaits a restart."""
+        """The server's `version` and `pid`, and `restart_needed` if an upgrade awaits a restart."""
         return self._get("/version")
 
     def models(self) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
 import shutil
 import socket
 import ssl
@@ -26,7 +27,7 @@ BOTH = pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 
 def test_version() -> None:
     reply = ask("GET", "/version")
-    assert (reply.status, reply.json) == (200, {"version": __version__})
+    assert (reply.status, reply.json) == (200, {"version": __version__, "pid": os.getpid()})
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])

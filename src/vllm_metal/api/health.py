@@ -17,6 +17,7 @@ class Health(Struct, omit_defaults=True):
 
 class Version(Struct, omit_defaults=True):
     version: str
+    pid: int
     restart_needed: bool = False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from typer.models import OptionInfo
 from vllm_metal.cli import printer
 from vllm_metal.config import SETTINGS
 from vllm_metal.errors import ConfigError, MetalError
+
+logger = logging.getLogger(__name__)
 
 # For closing, beyond what draining takes and after a second Ctrl-C.
 _CLOSING_S = 2.0
@@ -77,6 +80,9 @@ def serve(
         if not launchd.is_parent():
             raise
         launchd.write_reason(exc)
+        # Before logging was set up there is standard error alone.
+        if logging.root.handlers:
+            logger.error("%s", exc.message)
         if not isinstance(exc, ConfigError):
             raise
         # Exit 0, or launchd would start us again every few seconds with the same result.

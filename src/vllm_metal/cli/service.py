@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from vllm_metal import config
+from vllm_metal import config, paths
 from vllm_metal.cli import printer
 from vllm_metal.errors import ConfigError, MetalError, ServiceError
-from vllm_metal.service import agent, executable, launchd, log_tail, plist, status
+from vllm_metal.service import agent, executable, launchctl, launchd, log_tail, plist, status
 from vllm_metal.service.status import Status
 
 HELP = "Run the server at login and keep it running, through launchd."
@@ -43,15 +44,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    match arguments.verb:
-        case "status":
-            _status(as_json=arguments.json)
-        case "logs":
-            _logs(arguments.lines, follow=arguments.follow)
-        case "plist":
-            printer.out(plist.render(executable.find()).decode(errors="surrogateescape"), end="")
-        case verb:
-            printer.note(getattr(agent, verb)())
+    verb = arguments.verb
+    if verb == "plist":
+        printer.out(plist.render(executable.find()).decode(errors="surrogateescape"), end="")
+        return
+    launchctl.require()
+    if verb == "status":
+        _status(as_json=arguments.json)
+    elif verb == "logs":
+        _logs(arguments.lines, follow=arguments.follow)
+    else:
+        if verb in ("install", "start", "restart"):
+            _warn_of_variables()
+        printer.note(getattr(agent, verb)())
+
+
+def _warn_of_variables() -> None:
+    ours = {name for each in config.SETTINGS.values() for name in (each.environment, *each.variables)}
+    if given := sorted(os.environ.keys() & {*ours, "METAL_CONFIG", "HF_HOME", "HF_ENDPOINT", "HF_TOKEN"}):
+        names = ", ".join(f"`{name}`" for name in given)
+        printer.warning(f"launchd does not hand {names} to the service, which reads `{paths.config_file()}`")
 
 
 def _count(text: str) -> int:
@@ -66,7 +78,7 @@ def _status(*, as_json: bool) -> None:
         printer.out(json.dumps(dataclasses.asdict(found) | {"healthy": found.is_healthy}, indent=2))
     else:
         for name, words in _rows(found):
-            printer.out(f"{name:<10}{words}")
+            printer.out(f"{name:<11}{words}")
         if problem := found.problem:
             printer.note()
             printer.error(MetalError(problem[0], hint=problem[1]))

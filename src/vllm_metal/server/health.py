@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from aiohttp import web
 
 from vllm_metal import __version__
@@ -23,8 +25,8 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def version(request: web.Request) -> web.Response:
-    """The running version, and whether an upgrade awaits a restart."""
-    return bodies.reply(Version(__version__, restart_needed=request.app[INSTALLATION].is_outdated()))
+    """Which version and process runs, and whether an upgrade awaits its restart."""
+    return bodies.reply(Version(__version__, os.getpid(), request.app[INSTALLATION].is_outdated()))
 
 
 async def load(request: web.Request) -> web.Response:

@@ -72,6 +72,7 @@ def stop() -> str:
     if (loaded := find()) is None:
         return "the service is not running"
     _unload(loaded)
+    launchd.clear_reason()
     return "stopped the service; it starts again at the next login"
 
 
@@ -112,12 +113,12 @@ def _refuse_root() -> None:
 
 
 def _run(content: bytes, *, afresh: bool = False) -> str:
-    """Have the service run by a plist of `content`; one that does already is left alone unless `afresh`."""
+    """Have the service run by a plist of `content`; one that does well is left alone unless `afresh`."""
     loaded = find()
     was_running = loaded is not None and loaded.job.pid is not None
     changed = not plist.is_written(content)
     # Before the plist is replaced: whatever cuts this short, what is loaded is what is written.
-    if loaded and (changed or afresh):
+    if loaded and (changed or afresh or launchd.read_reason()):
         _unload(loaded)
         loaded = None
     if changed:
@@ -170,11 +171,13 @@ def _await_start() -> str:
     """The pid, in words, once the server answers or has had its time. Raises ServiceError if it died."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
-        if reason := launchd.read_reason():
-            raise ServiceError(f"the service cannot start: {reason.message}", hint=reason.hint)
         loaded = find()
         pid = loaded.job.pid if loaded else None
-        if pid and probe.ask().is_up:
+        # With or without a model: that may take its time.
+        is_up = pid is not None and probe.ask().pid == pid
+        if reason := launchd.read_reason():
+            raise ServiceError(f"the service cannot start: {reason.message}", hint=reason.hint)
+        if is_up:
             return f"(pid {pid})"
         if time.monotonic() > deadline:
             break

@@ -53,7 +53,7 @@ class Job:
     stderr_path: str | None = None
 
 
-_FIELD = re.compile(r"^\t([^\s=][^=]*?) = (.*)$", re.MULTILINE)
+_FIELD = re.compile(r"^\t([^\s=][^=\n]*?) = (.*)$", re.MULTILINE)
 _LAST_EXIT = ("last terminating signal", "last exit reason", "last exit code")
 
 
@@ -119,13 +119,19 @@ def enable(target: str) -> int:
     return _run("enable", target).returncode
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def require() -> str:
+    """The path of `launchctl`; raises ServiceError where there is none."""
     program = shutil.which("launchctl")
     if program is None:
         raise ServiceError(
             "there is no `launchctl` here: the service is for macOS",
             hint="`metal service plist` shows what it would be; `metal serve` runs the server itself",
         )
+    return program
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = require()
     try:
         return subprocess.run(
             [program, *arguments],

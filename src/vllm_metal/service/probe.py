@@ -16,17 +16,13 @@ class Answer:
     url: str | None
     health: str
     detail: str | None = None
+    pid: int | None = None
     version: str | None = None
     restart_needed: bool = False
 
-    @property
-    def is_up(self) -> bool:
-        """Whether anybody listens: a model may take its time."""
-        return self.health in ("ok", "unavailable")
-
 
 def ask() -> Answer:
-    """What the daemon answers; never raises."""
+    """What answers, which may be another server in the daemon's place. Never raises."""
     try:
         # Not by this shell's variables: launchd's daemon does not have them.
         server = config.load(environ={}).server
@@ -37,11 +33,20 @@ def ask() -> Answer:
     client = Client(server_url(server), next(iter(server.api_keys), None))
     try:
         version = client.version()
-        running, restart_needed = version.get("version"), bool(version.get("restart_needed"))
-    except MetalError:
-        running, restart_needed = None, False
+    except ServerUnreachable as exc:
+        return Answer(client.url, "no answer", exc.message)
+    except MetalError as exc:
+        # The keys may have changed since it started.
+        return Answer(client.url, "unknown", exc.message)
     health, detail = _health(client)
-    return Answer(client.url, health, detail, running, restart_needed)
+    return Answer(
+        client.url,
+        health,
+        detail,
+        version.get("pid"),
+        version.get("version"),
+        bool(version.get("restart_needed")),
+    )
 
 
 def _health(client: Client) -> tuple[str, str | None]:
@@ -49,8 +54,6 @@ def _health(client: Client) -> tuple[str, str | None]:
         client.health()
     except EngineUnavailable as exc:
         return "unavailable", exc.message
-    except ServerUnreachable as exc:
-        return "no answer", exc.message
     except MetalError as exc:
-        return "unknown", exc.message
+        return "no answer", exc.message
     return "ok", None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -28,6 +27,7 @@ class Status:
     last_exit_meaning: str | None
     process_type: str | None
     url: str | None
+    server_pid: int | None
     health: str
     health_detail: str | None
     version_running: str | None
@@ -37,7 +37,7 @@ class Status:
 
     @property
     def is_healthy(self) -> bool:
-        return self.pid is not None and self.health == "ok" and self.start_error is None
+        return self.health == "ok" and self.server_pid is not None and self.server_pid == self.pid
 
     @property
     def problem(self) -> tuple[str, str] | None:
@@ -55,6 +55,8 @@ class Status:
             return "the service is stopped", "run `metal service start`"
         if self.pid is None:
             return f"the service does not run: {self.last_exit_meaning}", "see `metal service logs`"
+        if self.server_pid not in (self.pid, None):
+            return f"another server (pid {self.server_pid}) answers at {self.url}", "stop it"
         if self.health == "unavailable":
             return f"the server runs without a model: {self.health_detail}", "see `metal service logs -f`"
         if self.health != "ok":
@@ -95,6 +97,7 @@ def read() -> Status:
         last_exit_meaning=exit_meaning(job.last_exit) if loaded else None,
         process_type=job.spawn_type,
         url=answer.url,
+        server_pid=answer.pid,
         health=answer.health,
         health_detail=answer.detail,
         version_running=answer.version,
@@ -105,20 +108,22 @@ def read() -> Status:
 
 
 def exit_meaning(last_exit: str | None) -> str:
-    """What launchd's words for the last exit mean."""
-    if last_exit is None or last_exit == "(never exited)":
-        return "it has not ended yet"
-    if last_exit.startswith("JETSAM"):
+    """What launchd's words for it mean: `1`, `78: EX_CONFIG`, `Terminated: 15` or `JETSAM_REASON_…`."""
+    words = last_exit or "(never exited)"
+    if words.startswith("JETSAM"):
         return "macOS ended it for want of memory"
-    if signal := re.fullmatch(r"(.+): (\d+)", last_exit):
-        name, number = signal[1], int(signal[2])
-        if number == os.EX_CONFIG:
-            return "launchd could not start it: its program or the folder of its log is missing"
-        if number == 9:
-            return "it was killed: by hand, for want of memory, or as it outstayed its time to stop"
-        return f"it was ended by a signal ({name})"
-    return {
-        "0": "it ended as it was asked to",
-        "1": "it ended with an error that is the user's to mend",
-        "3": "it ended with an error of its own",
-    }.get(last_exit, f"it ended with exit code {last_exit}")
+    if re.fullmatch(r".+: 9", words):
+        return "it was killed: by hand, for want of memory, or as it outstayed its time to stop"
+    if signal := re.fullmatch(r"(\D+): \d+", words):
+        return f"it was ended by a signal, {signal[1]}"
+    code = words.partition(":")[0]
+    return _MEANINGS.get(code, f"it ended with exit code {code}")
+
+
+_MEANINGS = {
+    "(never exited)": "it has not ended yet",
+    "0": "it ended as it was asked to",
+    "1": "it ended with an error that is the user's to mend",
+    "3": "it ended with an error of its own",
+    "78": "launchd could not start it: its program, or the folder that it writes to, is missing",
+}
