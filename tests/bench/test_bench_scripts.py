@@ -165,3 +165,14 @@ def test_compare_script_on_a_tiny_model(tokenizer: Path, tmp_path: Path):
         result["medians"][OURS]["output_throughput"] / result["medians"][THEIRS]["output_throughput"]
     )
     assert (tmp_path / f"results/sampled-{OURS}.log").exists()
+
+
+def test_the_overhead_of_the_server_is_measured(smollm2_path: Path, tmp_path: Path):
+    small = ("--num-prompts", 40, "--output-len", 12, "--input-words", 5, "--step-ms", 5)
+    result = tmp_path / "result.json"
+    done = script("http_overhead.py", smollm2_path, *small, "--save-result", result, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(result.read_text())["figures"]
+    assert 0 < figures["step_median_ms"] <= figures["step_p99_ms"]
+    assert figures["tokens_per_chunk"] >= 1
+    assert "step_median_ms" in done.stdout
