@@ -35,6 +35,16 @@ def test_records_go_to_the_file_from_the_level_on(tmp_path: Path) -> None:
     assert line.endswith("WARNING vllm_metal.engine: loud")
 
 
+def test_a_large_file_is_put_aside_and_four_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "metal.log"
+    log.setup("info", str(file))
+    for _ in range(60):
+        logging.getLogger("vllm_metal").info("x" * 1024 * 1024)
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 5
+    assert max(sizes) <= 10 * 1024 * 1024
+
+
 def test_a_file_that_cannot_be_had(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot log to"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import tiny_folder
 from fake_launchctl import FakeLaunchd
 from mac_user import User
+from scripted_server import replies, serving
 from server_process import METAL
 from vllm_metal import __version__
 from vllm_metal.service.launchd import LABEL
@@ -165,10 +165,10 @@ def test_a_mistake_in_the_config_is_told_and_not_tried_again(no_model: User, lau
 
 def test_a_port_that_another_program_has_is_waited_for(no_model: User):
     user = no_model
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
+    with serving() as other:
+        other.on("/version", replies({"version": "0.9.0"}))
+        other.on("/health", replies({}))
+        port = int(other.url.rpartition(":")[2])
         socket_line = f'uds = "{user.socket}"'
         user.config(text=user.config_file.read_text().replace(socket_line, f"port = {port}"))
         done = user.service("install")
