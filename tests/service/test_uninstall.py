@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import plistlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from terminal import on_terminal
 from vllm_metal import paths
 from vllm_metal.errors import MetalError
-from vllm_metal.service import uninstall, venv
-from vllm_metal.service.launchd import reason_file
+from vllm_metal.service import agent, launchctl, plist, uninstall, venv
+from vllm_metal.service.launchd import LABEL, reason_file
 
 COMMAND = [sys.executable, "-c", "from vllm_metal.cli.launcher import main; main()", "uninstall"]
 
@@ -156,6 +157,24 @@ def test_hub_cache_is_where_the_hubs_client_keeps_it(home, tmp_path, monkeypatch
     ]
 
 
+@pytest.mark.parametrize(
+    "arguments", [["/bin/sleep", "1000"], ["/bin/sh", "-c", "sleep 1000 # /opt/vllm-metal/"]]
+)
+def test_service_goes_whoever_installed_it(user, monkeypatch, arguments):
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    for name, value in user.env.items():
+        monkeypatch.setenv(name, value)
+    plist.file().parent.mkdir(parents=True)
+    sessions = ["Aqua", "Background", "LoginWindow", "StandardIO", "System"]
+    entries = {"Label": LABEL, "RunAtLoad": True, "LimitLoadToSessionType": sessions}
+    plist.file().write_bytes(plistlib.dumps(entries | {"ProgramArguments": arguments}))
+    assert plist.is_from_brew(plist.read(plist.file())) is (arguments[0] == "/bin/sh")
+    assert launchctl.bootstrap(agent.home_domain(), plist.file()) == 0
+    assert f"  the service `{LABEL}`\n" in _run("--yes")
+    assert not user.launchd.jobs()
+    assert not plist.file().exists()
+
+
 def test_venv_of_others_stays(home):
     _write(paths.venv() / "pyvenv.cfg", 10)
     assert _said_to_be_left(_run("--yes")) == [f"{paths.venv()}  10 B: `metal setup` did not make it"]
@@ -183,6 +202,17 @@ def test_files_of_others_beside_the_venvs_versions_stay(home, monkeypatch):
     _make_venv(home / "etc")
     _run("--yes")
     assert _files(home) == {"etc.d/mine.conf"}
+    assert _run("--yes").startswith("nothing is there to remove\n")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there it is in no other folder of ours")
+def test_log_folder_that_is_a_link_goes_without_what_it_leads_to(home, tmp_path):
+    _write(tmp_path / "logs" / "metal.log", 10)
+    paths.state_dir().mkdir(parents=True)
+    paths.log_dir().symlink_to(tmp_path / "logs")
+    assert "to be left" not in _run("--yes")
+    assert not _files(home)
+    assert (tmp_path / "logs" / "metal.log").exists()
 
 
 @pytest.mark.parametrize("folder", [paths.cache_dir, paths.state_dir])
@@ -199,6 +229,7 @@ def test_links_in_our_folders_go_without_what_they_lead_to(home, tmp_path):
     _write(tmp_path / "disk" / "log", 10)
     for link, target in {
         paths.models_dir(): tmp_path / "disk",
+        paths.state_dir() / "chat_history": tmp_path / "disk" / "log",
         paths.log_dir() / "metal.log": tmp_path / "disk" / "log",
         paths.cache_dir() / "folder": tmp_path / "disk",
     }.items():
@@ -241,7 +272,7 @@ def test_what_cannot_be_removed_is_named_once_all_else_is(home, tmp_path):
     _write(tmp_path / "file", 10)
     _write(tmp_path / "later", 10)
     impossible = tmp_path / "file" / "below"
-    plan = uninstall.Plan(False, None, (impossible, tmp_path / "later"), (), ())
+    plan = uninstall.Plan(False, False, (impossible, tmp_path / "later"), (), ())
     with pytest.raises(MetalError, match=f"`{impossible}` cannot be removed: Not a directory"):
         uninstall.carry_out(plan, lambda: None)
     assert not (tmp_path / "later").exists()
