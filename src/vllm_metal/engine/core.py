@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from vllm_metal.engine.measurements import Measurements
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import EngineStats, FinishReason, Progress, RequestOutput, TokenLogprobs
 from vllm_metal.engine.request import Request, RequestStatus
@@ -82,6 +83,7 @@ class EngineCore:
         self.runner = runner
         self.output_processor = output_processor
         self.overlap = overlap
+        self._measurements = Measurements()
         self._requests: dict[str, Request] = {}
         self._in_flight: _Flight | None = None
         self._recomputing: set[Request] = set()
@@ -161,6 +163,9 @@ class EngineCore:
             num_preemptions=self.scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            busy_s=self._measurements.busy_s,
+            finished=dict(self._measurements.finished),
+            distributions=self._measurements.distributions(),
         )
 
     def close(self) -> None:
@@ -171,7 +176,10 @@ class EngineCore:
         scheduled = self.scheduler.schedule()
         if not (scheduled.num_scheduled_tokens or scheduled.dropped):
             return None
-        flight = _Flight(scheduled, self.runner.launch(scheduled), time.perf_counter())
+        # Before and not after: on the CPU, launching waits for most of the step.
+        launched_at_s = time.perf_counter()
+        self._measurements.started(scheduled.num_scheduled_tokens, launched_at_s)
+        flight = _Flight(scheduled, self.runner.launch(scheduled), launched_at_s)
         self.scheduler.update_from_output(scheduled)
         return flight
 
@@ -182,6 +190,7 @@ class EngineCore:
         duration_s = now_s - max(flight.launched_at_s, self._read_at_s)
         scheduled = flight.scheduled
         self.scheduler.pace.observe(scheduled.num_decodes, scheduled.num_prefill_tokens, duration_s)
+        self._measurements.stepped(sum(scheduled.num_scheduled_tokens.values()), duration_s)
         self._read_at_s = now_s
         self._num_steps += 1
         return computed
@@ -192,6 +201,7 @@ class EngineCore:
             return None
         request.num_pending_tokens -= 1
         self._recomputing.discard(request)
+        self._measurements.got_token(request, self._read_at_s)
         if request.max_tokens:
             request.token_ids.append(token_id)
             self._generation_tokens += 1
@@ -214,6 +224,7 @@ class EngineCore:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         self.scheduler.finish(request, reason)
+        self._measurements.ended(request, reason)
         self.output_processor.remove(request)
         self._recomputing.discard(request)
         del self._requests[request.request_id]

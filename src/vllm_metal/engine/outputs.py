@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from vllm_metal.engine.histogram import Distribution
 
 
 class FinishReason(StrEnum):
@@ -76,7 +79,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot after a step, for `/health`, `metal status` and metrics."""
+    """A snapshot after a step, for `metal status` and metrics. `distributions` are by vLLM's names."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -86,3 +89,6 @@ class EngineStats:
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    busy_s: float = 0.0
+    finished: Mapping[FinishReason, int] = field(default_factory=dict)
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum, auto
 
 from vllm_metal.engine.outputs import FinishReason, TokenLogprobs
@@ -20,12 +21,15 @@ class Request:
     `num_computed_tokens` chases `num_tokens`: prefill, a chunk of it, decode and going on after a preemption
     are all the same subtraction. Tokens that are sampled but not read yet count as `num_pending_tokens` and
     have no id. `prompt_logprobs` are those known, from the prompt's second token on. `seed` is set for
-    requests that gave none too, so that a preempted one goes on as it began.
+    requests that gave none too, so that a preempted one goes on as it began. Times are `perf_counter`'s.
     """
 
     __slots__ = (
         "arrival_step",
+        "arrived_s",
         "finish_reason",
+        "first_token_s",
+        "last_token_s",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -36,6 +40,7 @@ class Request:
         "prompt_logprobs",
         "request_id",
         "seed",
+        "started_s",
         "status",
         "token_ids",
     )
@@ -61,6 +66,10 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.arrival_step = 0
+        self.arrived_s = time.perf_counter()
+        self.started_s: float | None = None
+        self.first_token_s: float | None = None
+        self.last_token_s = 0.0
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
 
