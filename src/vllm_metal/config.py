@@ -170,7 +170,9 @@ class LogConfig:
     """What is logged."""
 
     level: str = setting("info", "Least severe records kept", choices=log.LEVELS, flag="--log-level")
-    file: str = setting("", "File to log to; empty means standard error", is_path=True)
+    file: str = setting(
+        "", "File to log to; empty means standard error, and for the service a file of its own", is_path=True
+    )
 
 
 SECTIONS = {"server": ServerConfig, "engine": EngineConfig, "models": ModelsConfig, "log": LogConfig}

@@ -340,6 +340,15 @@ def test_the_log_is_the_one_that_the_config_names(no_model: User, tmp_path: Path
     assert log.read_text().startswith(shown)
 
 
+def test_a_log_folder_that_cannot_be_made(user: User, launchd: FakeLaunchd):
+    user.state.parent.mkdir(parents=True)
+    user.state.touch()
+    done = user.service("install")
+    assert done.returncode == 1
+    assert f"error: cannot change `{user.log.parent}`: " in done.stderr
+    assert launchd.jobs() == []
+
+
 @pytest.mark.parametrize("verb", ["install", "uninstall", "start", "stop", "restart", "status", "logs"])
 def test_where_there_is_no_launchctl(user: User, tmp_path: Path, verb: str):
     done = user.service(verb, PATH=str(tmp_path))

@@ -56,7 +56,10 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         if verb in ("install", "start", "restart"):
             _warn_of_variables()
-        printer.note(getattr(agent, verb)())
+        try:
+            printer.note(getattr(agent, verb)())
+        except OSError as exc:
+            raise ServiceError(f"cannot change `{exc.filename}`: {exc.strerror}") from exc
 
 
 def _warn_of_variables() -> None:
