@@ -86,6 +86,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "ssm_state_size": 32,
         "max_position_embeddings": 4096,
     },
+    "falcon_h1": {
+        "model_type": "falcon_h1",
+        "head_dim": 8,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_expand": 2,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 4,
+        "mamba_chunk_size": 16,
+    },
     "qwen3_moe": {
         "model_type": "qwen3_moe",
         "head_dim": 8,

@@ -155,3 +155,16 @@ def test_the_longest_request_is_the_largest_slot_that_fits():
     assert make_manager(5000).max_num_tokens(100_000) == 4096
     assert make_manager(5000).max_num_tokens(1000) == 1000
     assert make_manager(100).max_num_tokens(1000) == 0
+
+
+def test_one_waits_for_another_that_computes_the_same_unless_that_takes_long():
+    manager = make_manager(1 << 30)
+    first = make_request(640)
+    manager.allocate(first)
+    manager.restore(first)
+    assert manager.is_worth_waiting(make_request(640))
+    little = Request("r", [1] * 64 + [2] * 100, SamplingParams(), max_tokens=1, seed=0)
+    assert not manager.is_worth_waiting(little)
+    assert not manager.is_worth_waiting(
+        Request("r", [1] * 640, SamplingParams(skip_reading_prefix_cache=True), max_tokens=1, seed=0)
+    )

@@ -146,7 +146,7 @@ def test_prefix_hits(core, case):
     turns = {
         "again": (long, 128),
         "alike": (long[:130] + [1, 2, 3], 128),
-        # Slots keep whole blocks. A state is kept at the answer's end, of which the last token is not computed.
+        # Slots keep whole blocks; a state is kept behind the answer's last token but one.
         "next turn": (long + answer.token_ids + [5, 6, 7], 192 if how["mode"] == "fused" else 209),
         "other": ([9, *long], 0),
     }
