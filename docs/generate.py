@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer.main
@@ -10,6 +13,7 @@ from typer.cli import get_docs_for_click
 
 from vllm_metal import config
 from vllm_metal.api import reference
+from vllm_metal.cli import launcher
 from vllm_metal.cli.main import app
 from vllm_metal.server.routes import ROUTES
 
@@ -19,8 +23,39 @@ def commands_markdown() -> str:
     command = typer.main.get_command(app)
     context = typer.Context(command, info_name="metal", **command.context_settings)
     page = get_docs_for_click(obj=command, ctx=context, name="metal", title="Commands")
+    for name in launcher.OWN_COMMANDS:
+        # Of these typer knows the name alone.
+        section = "\n".join(_section(launcher.own_parser(name), "##"))
+        page = re.sub(
+            rf"## `metal {name}`\n.*?(?=^## )", lambda _, new=section: new + "\n", page, flags=re.S | re.M
+        )
     # Help texts escape what rich would take for markup.
     return page.replace("\\[", "[").rstrip() + "\n"
+
+
+def _section(parser: argparse.ArgumentParser, heading: str) -> Iterator[str]:
+    """What the parser's `--help` says, as typer writes it. argparse has no public way to ask."""
+    its_help, *actions = parser._actions
+    groups = [each for each in actions if isinstance(each, argparse._SubParsersAction)]
+    options = [each for each in actions if each.option_strings]
+    usage = " ".join([parser.prog, "[OPTIONS]", *(f"{group.metavar} [ARGS]..." for group in groups)])
+    yield from (f"{heading} `{parser.prog}`", "", f"{parser.description}", "")
+    yield from ("**Usage**:", "", "```console", f"$ {usage}", "```", "", "**Options**:", "")
+    for option in [*options, its_help]:
+        yield f"* `{_signature(option)}`: {option.help}"
+    yield ""
+    for group in groups:
+        yield from ("**Verbs**:", "")
+        yield from (f"* `{each.dest}`: {each.help}" for each in group._choices_actions)
+        yield ""
+        for verb in group.choices.values():
+            if len(verb._actions) > 1:
+                yield from _section(verb, heading + "#")
+
+
+def _signature(option: argparse.Action) -> str:
+    value = "" if option.nargs == 0 else f" {option.metavar}"
+    return ", ".join(option.option_strings) + value
 
 
 def api_markdown() -> str:

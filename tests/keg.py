@@ -34,11 +34,14 @@ _FULL_PROGRAM = """
 import sys
 
 from vllm_metal import __version__
+from vllm_metal.cli import launcher, program
 
 
 def main():
     if "--version" in sys.argv:
         print(f"vllm-metal {__version__}")
+    elif sys.argv[1] == "setup":
+        program.run(lambda: launcher.launch(sys.argv[1:]))
     else:
         print(sys.prefix, sys.argv, flush=True)
         sys.stdin.read()
@@ -70,7 +73,7 @@ class Keg:
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=600,
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -15,6 +16,32 @@ import pytest
 from keg import PYTHON, Keg, TinyKeg
 from vllm_metal import __version__
 from vllm_metal.service import launchd
+
+
+def _users_pip() -> dict[str, str]:
+    """The cache of the user's own pip, as the download is large; settings in PIP_* are handed down anyway."""
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    command = [sys.executable, "-m", "pip", "cache", "dir"]
+    cache = subprocess.run(
+        command, env=os.environ | {"HOME": home}, capture_output=True, text=True, check=True
+    )
+    return {"PIP_CACHE_DIR": cache.stdout.strip()}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_the_real_lock_makes_a_venv_that_works(tmp_path):
+    keg = Keg(tmp_path)
+    keg.env |= _users_pip()
+    done = keg.run("setup")
+    assert done.returncode == 0, done.stderr
+    for command in ([keg.metal], [keg.venv / "bin/metal"], [keg.venv / "bin/vllm"]):
+        shown = subprocess.run(
+            [*command, "--version"], env=keg.env, capture_output=True, text=True, check=True
+        )
+        assert shown.stdout == f"vllm-metal {__version__}\n"
+    assert keg.run("setup").stderr == ""
+    assert keg.run("config", "path").stdout == f"{keg.home}/.config/vllm-metal/config.toml\n"
 
 
 @pytest.fixture
@@ -101,6 +128,22 @@ def test_changed_code_of_the_same_version_is_installed_too_and_force_makes_it_an
     assert next(keg.venv.glob("lib/*/site-packages/vllm_metal/added.py"))
     assert keg.run("setup", "--force").returncode == 0
     assert keg.venv.resolve() != second
+
+
+def test_the_venvs_own_metal_hands_over_to_what_made_it(keg):
+    def setup(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [keg.venv / "bin/vllm", "setup", *arguments]
+        return subprocess.run(command, env=keg.env, capture_output=True, text=True, check=False)
+
+    keg.run("setup")
+    before = keg.venv.resolve()
+    done = setup("--force")
+    assert (done.returncode, done.stdout) == (0, f"{keg.venv}\n"), done.stderr
+    assert keg.venv.resolve() != before
+    keg.metal.unlink()
+    done = setup()
+    assert done.returncode == 1
+    assert f"`{keg.metal}`, which made it, is gone" in done.stderr
 
 
 def test_a_killed_run_is_simply_run_again(keg):

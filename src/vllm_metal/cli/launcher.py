@@ -18,6 +18,9 @@ from vllm_metal.cli import printer, program
 from vllm_metal.errors import MetalError, SetupError
 from vllm_metal.service import launchd, setup, venv
 
+DESCRIPTION = "Serve language models on this Mac, with OpenAI's API."
+VERSION = f"vllm-metal {__version__}"
+
 OWN_COMMANDS = ("setup", "service", "uninstall")
 """Modules of `cli` that are an `OwnCommand`. They and all that they import are standard library only."""
 
@@ -81,7 +84,8 @@ class Parser(argparse.ArgumentParser):
     """Options are never guessed from their first letters, and errors look as all others do."""
 
     def __init__(self, **known: Any) -> None:
-        super().__init__(allow_abbrev=False, **known)
+        super().__init__(allow_abbrev=False, add_help=False, **known)
+        self.add_argument("-h", "--help", action="help", help="Show this message and exit.")
 
     def error(self, message: str) -> NoReturn:
         printer.error(MetalError(message, hint=f"see `{self.prog} --help`"))
@@ -89,8 +93,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="metal", description="Serve language models on this Mac, with OpenAI's API.")
-    parser.add_argument("--version", action="version", version=f"vllm-metal {__version__}")
+    parser = Parser(prog="metal", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=VERSION, help="Print the version and exit.")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     for name in OWN_COMMANDS:
         commands.add_parser(name, help=own_command(name).HELP)

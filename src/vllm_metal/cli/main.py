@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from vllm_metal import __version__
 from vllm_metal.cli import bench, chat, config, doctor, launcher, printer, program, pull, serve, top
 from vllm_metal.service import venv
 
@@ -35,8 +34,9 @@ def _add_own_command(name: str) -> None:
     def command(context: typer.Context) -> None:
         launcher.run_own(name, context.args)
 
-    settings = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-    app.command(name, help=launcher.own_command(name).HELP, context_settings=settings)(command)
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    words = launcher.own_command(name).HELP
+    app.command(name, help=words, add_help_option=False, context_settings=settings)(command)
 
 
 for own in launcher.OWN_COMMANDS:
@@ -45,17 +45,17 @@ for own in launcher.OWN_COMMANDS:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        printer.out(f"vllm-metal {__version__}")
+        printer.out(launcher.VERSION)
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=launcher.DESCRIPTION)
 def metal(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Serve language models on this Mac, with OpenAI's API."""
+    """What is common to all commands."""
 
 
 def main() -> None:
