@@ -232,21 +232,24 @@ class ToolCallReader:
             call.add(f"{separator}{json.dumps(fields['key'], ensure_ascii=False)}: ")
             closings = (after, after.lstrip("\n"))
             yield from self._value(call, _value_schema(fields, schema), closings)
-            yield from source.accept(*closings)
 
     def _value(self, call: _Call, schema: Any, closings: tuple[str, ...]) -> Steps[None]:
-        source = self._source
+        """Text up to one of `closings`: a string is passed on as it comes, the rest once it is whole."""
+        source, quotes = self._source, self.tool_format.text_quotes
+        if quotes and (yield from source.accept(quotes[0])):
+            schema, closings = {"type": "string"}, tuple(quotes[1] + closing for closing in closings)
         if schema_types.is_text(schema):
             call.add('"')
-            if not (yield from source.stream_until(closings, lambda text: call.add(notation.escape(text)))):
-                raise Malformed(closings[-1])
-            call.add('"')
+            closing = yield from source.stream_until(closings, lambda text: call.add(notation.escape(text)))
+            call.add('"' if closing else "")
         else:
             pieces: list[str] = []
-            if not (yield from source.stream_until(closings, pieces.append)):
-                call.add("".join(pieces))
-                raise Malformed(closings[-1])
-            call.add(schema_types.to_json("".join(pieces), schema))
+            closing = yield from source.stream_until(closings, pieces.append)
+            text = "".join(pieces)
+            call.add(schema_types.to_json(text, schema) if closing else text)
+        if not closing:
+            raise Malformed(closings[-1])
+        source.position += len(closing)
 
 
 def _value_schema(fields: Mapping[str, str], schema: Any) -> Any:

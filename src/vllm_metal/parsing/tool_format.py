@@ -68,6 +68,8 @@ class ToolFormat:
     end: str = ""
     parameter: Pattern = Pattern("")
     notation: Notation = JSON
+    #: What may stand round the text of a parameter that is not to be mistaken for a tag.
+    text_quotes: tuple[str, str] | None = None
     #: A call may also be all there is to mark it, at the start of an answer.
     unmarked: bool = False
     call_id: Callable[[Fields], str] = new_call_id

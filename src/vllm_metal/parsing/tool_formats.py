@@ -127,6 +127,7 @@ TOOL_FORMATS = {
             name="minicpm5",
             calls=(Pattern('<function name="{name}"> {parameters} </function>'),),
             parameter=Pattern('<param name="{key}">{value}</param>'),
+            text_quotes=("<![CDATA[", "]]>"),
         ),
         ToolFormat(
             name="deepseek_v3",

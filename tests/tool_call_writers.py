@@ -12,8 +12,10 @@ TOOL = {
     "type": "function",
     "function": {
         "name": "get_weather",
+        "description": "Tells the weather.",
         "parameters": {
             "type": "object",
+            "required": [],
             "properties": {
                 "place": {"type": "string"},
                 "days": {"type": "integer"},
