@@ -58,7 +58,7 @@ class Status:
         if self.server_pid not in (self.pid, None):
             return f"another server (pid {self.server_pid}) answers at {self.url}", "stop it"
         if self.health == "unavailable":
-            return f"the server runs without a model: {self.health_detail}", "see `metal service logs -f`"
+            return f"the server has no model: {self.health_detail}", "see `metal service logs -f`"
         if self.health != "ok":
             return (
                 f"the service runs but cannot be asked how it is: {self.health_detail}",
@@ -78,16 +78,15 @@ def read() -> Status:
     loaded = agent.find()
     job = loaded.job if loaded else launchctl.Job()
     domain = loaded.domain if loaded else agent.home_domain()
-    written = plist.file().exists()
+    installed = plist.file().exists()
     from_brew = plist.is_from_brew(plist.read(plist.file()))
+    ours = installed and not from_brew
     answer = probe.ask()
     outdated = answer.version is not None and answer.version != __version__
     return Status(
-        managed_by="brew" if from_brew else "metal" if written or loaded else None,
-        installed=written,
-        plist_current=plist.is_written(plist.render(executable.find()))
-        if written and not from_brew
-        else None,
+        managed_by="brew" if from_brew else "metal" if installed or loaded else None,
+        installed=installed,
+        plist_current=plist.is_written(plist.render(executable.find())) if ours else None,
         disabled=launchctl.is_disabled(domain, launchd.LABEL),
         loaded=loaded is not None,
         domain=domain,
