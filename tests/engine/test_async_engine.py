@@ -118,13 +118,14 @@ def test_all_requests_are_taken_or_none():
     asyncio.run(main())
 
 
-def test_requests_of_one_prompt_share_one_prefill():
-    def load_fused():
-        core = make_core(tiny_models.make("llama"), mode="fused")
+@pytest.mark.parametrize(("name", "mode"), [("llama", "fused"), ("llama", "serial"), ("mamba2", "split")])
+def test_requests_of_one_prompt_share_one_prefill(name, mode):
+    def load_one():
+        core = make_core(tiny_models.make(name), mode=mode)
         return LoadedEngine(core, IdTokenizer(), max_model_len=4096)
 
     async def main():
-        engine = await start(load_fused)
+        engine = await start(load_one)
         prompt = [(7 * i + 3) % 256 for i in range(700)]
         lasts = {}
         async with engine.add_requests([NewRequest(name, prompt, GREEDY) for name in "abcd"]) as stream:
