@@ -8,10 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from server_process import METAL, ServerProcess
 
 ROOT = Path(__file__).parent.parent
+
+# How long an example takes says how busy the machine is. CI tries the same ones each time: what a new one
+# finds is for whoever can look at it.
+settings.register_profile(
+    "any machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("any machine")
 
 #: Variables of the caller that would change what the product does.
 _FOREIGN = ("METAL_", "VLLM_", "HF_", "XDG_")
