@@ -201,3 +201,13 @@ def test_progress_until_the_first_token(make_core):
         computed = [num_tokens for _, num_tokens in told[name]]
         assert computed == sorted(computed)
         assert computed[-1] > 0
+
+
+def test_stats_count_tokens_looked_up_among_kept_prefixes_and_found(make_core):
+    core = make_core({"first": "a", "again": "a", "without": "a"})
+    prompt = [1] * 150
+    for name, skip in (("first", False), ("again", False), ("without", True)):
+        answer(core, request(name, prompt, max_tokens=1, skip_reading_prefix_cache=skip))
+    stats = core.stats()
+    assert stats.prefix_query_tokens == 300
+    assert stats.prefix_hit_tokens == 128

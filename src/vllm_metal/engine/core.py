@@ -163,6 +163,8 @@ class EngineCore:
             num_preemptions=self.scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            prefix_query_tokens=self.scheduler.num_prefix_query_tokens,
+            prefix_hit_tokens=self.scheduler.num_prefix_hit_tokens,
             busy_s=self._measurements.busy_s,
             finished=dict(self._measurements.finished),
             distributions=self._measurements.distributions(),

@@ -79,7 +79,11 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot after a step, for `metal status` and metrics. `distributions` are by vLLM's names."""
+    """A snapshot after a step, for `metal status` and metrics. `distributions` are by vLLM's names.
+
+    Of `prefix_query_tokens`, tokens of requests that were looked up among kept prefixes, `prefix_hit_tokens`
+    were found.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -89,6 +93,8 @@ class EngineStats:
     num_preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
     busy_s: float = 0.0
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
     distributions: Mapping[str, Distribution] = field(default_factory=dict)

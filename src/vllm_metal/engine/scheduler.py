@@ -50,6 +50,8 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.num_prefix_query_tokens = 0
+        self.num_prefix_hit_tokens = 0
         self._num_steps = 0
         self._dropped: list[Request] = []
 
@@ -156,6 +158,9 @@ class Scheduler:
         request.num_computed_tokens = self.kv.restore(request)
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
+            if request.params.reads_prefix_cache:
+                self.num_prefix_query_tokens += request.num_tokens
+                self.num_prefix_hit_tokens += request.num_cached_tokens
         return True
 
     def _schedule(self, request: Request, num_tokens: int, output: SchedulerOutput) -> bool:
