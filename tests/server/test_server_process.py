@@ -8,11 +8,12 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -276,3 +277,53 @@ def test_requests_at_once_are_bounded(smollm2_path: Path) -> None:
                 assert int(refused.headers["Retry-After"]) > 0
                 assert "at once" in json.load(refused)["error"]["message"]
         wait_for(lambda: is_free(process), 5)
+
+
+def comments(response: http.client.HTTPResponse) -> Iterator[str]:
+    """All comments of a stream, which is read to its end."""
+    while line := response.readline():
+        if line.startswith(b": "):
+            yield line.removeprefix(b": ").decode().rstrip("\n")
+
+
+def test_progress_is_told_by_comments(server: ServerProcess) -> None:
+    body = {**ENDLESS, "prompt": "word " * 600, "max_tokens": 1, "cache_salt": "progress"}
+    with posted(
+        server, "/v1/completions", {**body, "stream_options": {"include_progress": True}}
+    ) as response:
+        # On a slow machine there are keep-alives among them.
+        progress = [each for each in comments(response) if each.startswith("progress ")]
+    told = [json.loads(each.removeprefix("progress ")) for each in progress]
+    assert len(told) > 1
+    assert all((each["index"], each["queue_place"]) == (0, 0) for each in told)
+    prefilled = [each["prefilled_tokens"] for each in told]
+    assert prefilled == sorted(set(prefilled))
+    assert told[0]["prompt_tokens"] >= max(prefilled) > 0
+
+
+def test_the_place_in_the_queue_is_told(smollm2_path: Path) -> None:
+    with ServerProcess(str(smollm2_path), env={"METAL_ENGINE_MAX_NUM_SEQS": "1"}) as process:
+        process.ready()
+        asked = {**ENDLESS, "stream_options": {"include_progress": True}, "max_tokens": 1}
+        with ExitStack() as others:
+            running = others.enter_context(posted(process, "/v1/completions", ENDLESS))
+            assert next(events(running))
+            with posted(process, "/v1/completions", asked) as waiting:
+                first = waiting.readline()
+                others.close()
+                rest = waiting.read()
+        assert first.startswith(b": progress ")
+        assert json.loads(first.removeprefix(b": progress "))["queue_place"] == 1
+        assert rest.endswith(b"data: [DONE]\n\n")
+
+
+def test_openais_client_sees_no_progress(server: ServerProcess) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        chunks = client.chat.completions.create(
+            model="smollm2",
+            messages=QUESTION["messages"],
+            max_tokens=4,
+            stream=True,
+            stream_options={"include_usage": True, "include_progress": True},
+        )
+        assert all(isinstance(chunk, ChatCompletionChunk) and chunk.id for chunk in chunks)

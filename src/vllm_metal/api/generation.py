@@ -18,8 +18,22 @@ NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
 class StreamOptions(Struct):
+    """`include_progress` asks for comments before the first token: `: progress` and a `Progress`. They are
+    comments because OpenAI's clients take every event with data, whatever its name, for a chunk.
+    """
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_progress: bool | None = None
+
+
+class Progress(Struct):
+    """Of one choice. `queue_place` is 1 for the request that begins next, 0 for one that has."""
+
+    index: int
+    queue_place: int
+    prefilled_tokens: int
+    prompt_tokens: int
 
 
 class GenerationRequest(RequestBody, kw_only=True):

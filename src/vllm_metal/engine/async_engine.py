@@ -76,6 +76,7 @@ class NewRequest:
 @dataclass(frozen=True, slots=True)
 class AddRequest:
     request: Request
+    reports_progress: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class AsyncEngine:
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._rendering = ThreadPoolExecutor(2, thread_name_prefix="request template")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._reporting: set[str] = set()
         self._stopping = False
         self.stats = EngineStats()
         #: Set while no request is held.
@@ -268,8 +270,11 @@ class AsyncEngine:
         if len(self._streams) + num_requests > self._max_queued:
             raise EngineBusy(f"the queue is full: no more than {self._max_queued} may run or wait at once")
 
-    def add_requests(self, requests: Sequence[NewRequest], *, deadline: float | None = None) -> RequestStream:
+    def add_requests(
+        self, requests: Sequence[NewRequest], *, deadline: float | None = None, reports_progress: bool = False
+    ) -> RequestStream:
         """Hand requests to the engine, all or none. At `deadline`, in the loop's time, they are given up.
+        Those that report their progress have outputs before their first token too.
 
         Raises InvalidRequest or PromptTooLong for one that can never run, and as `check_room` does.
         """
@@ -284,7 +289,7 @@ class AsyncEngine:
         self.idle.clear()
         for request in requests:
             self._streams[request.request_id] = stream
-            self._inbox.put(AddRequest(self._begin(request)))
+            self._inbox.put(AddRequest(self._begin(request), reports_progress))
         return stream
 
     def _begin(self, request: NewRequest) -> Request:
@@ -379,13 +384,18 @@ class AsyncEngine:
         del loaded
         try:
             while self._receive(core):
-                outputs = core.step()
+                outputs = core.step() + self._progress(core)
                 self._call(self._deliver, outputs, core.stats())
         except Exception as exc:
             logger.exception("the engine failed")
             self._call(self._fail, f"the engine failed: {type(exc).__name__}: {exc}")
         finally:
             core.close()
+
+    def _progress(self, core: EngineCore) -> list[RequestOutput]:
+        outputs = core.progress(self._reporting)
+        self._reporting = {output.request_id for output in outputs}
+        return outputs
 
     def _receive(self, core: EngineCore) -> bool:
         """Apply all messages, waiting for one if there is nothing else to do; false on Stop."""
@@ -397,8 +407,10 @@ class AsyncEngine:
             except Empty:
                 return True
             match message:
-                case AddRequest(request):
+                case AddRequest(request, reports_progress):
                     self._add(core, request)
+                    if reports_progress:
+                        self._reporting.add(request.request_id)
                 case AbortRequest(request_id):
                     core.abort_request(request_id)
                 case Stop():

@@ -51,7 +51,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             TokenNames(engine.token_bytes, by_id=body.return_tokens_as_token_ids),
         )
         choices = generation.choices(wording.id, [prompt], params, body.n, "messages")
-        outputs = engine.add_requests(choices, deadline=deadline)
+        outputs = generation.begin(engine, choices, body, deadline)
         return await generation.respond(request, outputs, wording, body)
 
 

@@ -39,7 +39,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         ]
         wording = CompletionWording(f"cmpl-{request_id(request)}", manager.served_names[0], choices)
         requests = generation.choices(wording.id, encoded, params, body.n, "prompt")
-        outputs = engine.add_requests(requests, deadline=deadline)
+        outputs = generation.begin(engine, requests, body, deadline)
         return await generation.respond(request, outputs, wording, body)
 
 

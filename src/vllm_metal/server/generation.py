@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
-from vllm_metal.api.generation import GenerationRequest
+from vllm_metal.api.generation import GenerationRequest, Progress
 from vllm_metal.api.usage import Usage
 from vllm_metal.engine.async_engine import AsyncEngine, NewRequest, RequestStream
+from vllm_metal.engine.outputs import Progress as EngineProgress
 from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
@@ -89,6 +91,14 @@ def truncated(token_ids: list[int], body: GenerationRequest, engine: AsyncEngine
     return token_ids[-wanted:]
 
 
+def begin(
+    engine: AsyncEngine, requests: Sequence[NewRequest], body: GenerationRequest, deadline: float | None
+) -> RequestStream:
+    """Raises as `AsyncEngine.add_requests` does."""
+    reports_progress = body.stream and bool(body.stream_options.include_progress)
+    return engine.add_requests(requests, deadline=deadline, reports_progress=reports_progress)
+
+
 async def respond(
     request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
 ) -> web.StreamResponse:
@@ -102,12 +112,19 @@ async def _streamed(
     request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
 ) -> web.StreamResponse:
     options, tally = body.stream_options, Tally(outputs.requests, body.n)
+    told: dict[int, Progress] = {}
     async with EventStream(request) as events:
         await events.send(*wording.opening())
         async for news in outputs:
             chunks: list[Struct] = []
             for output in news:
                 index = tally.count(output)
+                if output.progress is not None:
+                    progress = _progress(index, output.progress, output.num_prompt_tokens)
+                    if told.get(index) != progress:
+                        told[index] = progress
+                        await events.comment(f"progress {msgspec.json.encode(progress).decode()}")
+                    continue
                 usage = tally.usage if options.continuous_usage_stats else UNSET
                 if (delta := wording.delta(index, output, usage)) is not None:
                     chunks.append(delta)
@@ -118,6 +135,10 @@ async def _streamed(
                 chunks.append(wording.usage(tally.usage))
             await events.send(*chunks)
     return events.response
+
+
+def _progress(index: int, progress: EngineProgress, num_prompt_tokens: int) -> Progress:
+    return Progress(index, progress.queue_place, progress.num_computed_tokens, num_prompt_tokens)
 
 
 async def _whole(
