@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,10 +65,23 @@ def _pip_list(version: Path) -> dict[str, str]:
     return {each["name"]: each["version"] for each in json.loads(listed)}
 
 
-@pytest.mark.parametrize("installer", ["pip", "uv"])
+_REAL_UV = shutil.which("uv")
+
+
+@pytest.mark.parametrize(
+    "installer",
+    [
+        "pip",
+        "stand-in",
+        pytest.param("uv", marks=pytest.mark.skipif(not _REAL_UV, reason="there is no uv here")),
+    ],
+)
 def test_a_venv_is_made_once_and_works_by_both_names(keg, installer):
     if installer == "pip":
         keg.remove_uv()
+    elif installer == "uv":
+        keg.add_uv(f'#!/bin/sh\nexec "{_REAL_UV}" "$@" --no-config --quiet\n')
+        keg.env |= {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(keg.wheels), "UV_NO_CACHE": "1"}
     done = keg.run("setup")
     assert (done.returncode, done.stdout) == (0, f"{keg.venv}\n"), done.stderr
     version = keg.venv.resolve()
@@ -204,7 +218,7 @@ def test_what_others_made_is_left_alone(keg, make):
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
             f"error: `{keg.venv}` was not made by `metal setup` and is left alone\n\n"
-            "hint: set `VLLM_METAL_VENV` to another path, or remove it if nothing needs it\n"
+            "hint: make another by `metal setup --venv PATH` and set `VLLM_METAL_VENV` to PATH\n"
         )
     assert keg.venv.lstat() == before
     assert not keg.versions.exists()
@@ -213,7 +227,9 @@ def test_what_others_made_is_left_alone(keg, make):
 def test_another_path_is_a_way_out(keg):
     _folder(keg.venv)
     other = keg.home / "a folder/venv"
-    assert keg.run("setup", "--venv", str(other)).stdout == f"{other}\n"
+    made = keg.run("setup", "--venv", str(other))
+    assert made.stdout == f"{other}\n"
+    assert made.stderr.endswith(f"set `VLLM_METAL_VENV` to `{other}`, so that other commands find it\n")
     done = keg.run("chat", VLLM_METAL_VENV=str(other))
     assert done.stdout.startswith(str(other.resolve()))
     shown = subprocess.run([other / "bin/vllm", "--version"], capture_output=True, text=True, check=True)
@@ -227,7 +243,7 @@ def test_a_failed_renewal_leaves_what_there_was(keg):
     keg.change_version("99.0")
     done = keg.run("setup")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "error: the venv could not install the packages:\n  " in done.stderr
+    assert "error: cannot install the packages:\n  " in done.stderr
     assert keg.venv.resolve() == before
     assert keg.version_names() == {before.name}
 
@@ -255,7 +271,7 @@ def test_mlx_must_load(keg):
     wheel.unlink()
     done = keg.run("setup")
     assert done.returncode == 1
-    assert "error: the venv could not load MLX:\n" in done.stderr
+    assert "error: cannot load MLX:\n" in done.stderr
     assert "No module named 'mlx'" in done.stderr
 
 

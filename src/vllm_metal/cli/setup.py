@@ -19,12 +19,8 @@ HELP = "Make the Python environment that models run in, unless it is here and cu
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="Make it anew in any case.")
     parser.add_argument("--print-lock", action="store_true", help="Print what would be installed, and stop.")
-    parser.add_argument(
-        "--venv",
-        type=Path,
-        metavar="PATH",
-        help="Make it at PATH, where `VLLM_METAL_VENV` must lead the other commands.",
-    )
+    words = "Make it at PATH, which `VLLM_METAL_VENV` names to the other commands."
+    parser.add_argument("--venv", type=Path, metavar="PATH", help=words)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -35,6 +31,8 @@ def run(arguments: argparse.Namespace) -> None:
         _hand_over(stamp.launcher)
     path = Path(paths.expand_home(str(arguments.venv))).absolute() if arguments.venv else paths.venv()
     setup.ensure(path, printer.note, force=arguments.force)
+    if path != paths.venv():
+        printer.note(f"set `VLLM_METAL_VENV` to `{path}`, so that other commands find it")
     printer.out(str(path))
 
 

@@ -44,13 +44,20 @@ def install(venv: Path, requirements: Iterable[str]) -> None:
     """Copy the package into the venv, with its commands and metadata that ask for `requirements`."""
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
     shutil.copytree(FOLDER, site_packages / FOLDER.name, ignore=shutil.ignore_patterns("__pycache__"))
-    metadata = site_packages / f"vllm_metal-{vllm_metal.__version__}.dist-info"
-    metadata.mkdir()
-    lines = ["Metadata-Version: 2.1", f"Name: {paths.APP}", f"Version: {vllm_metal.__version__}"]
-    lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
-    (metadata / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (metadata / "INSTALLER").write_text("metal setup\n", encoding="utf-8")
+    _write_metadata(site_packages / f"vllm_metal-{vllm_metal.__version__}.dist-info", requirements)
     for command in COMMANDS:
         script = venv / "bin" / command
         script.write_text(_SCRIPT.format(python=shlex.quote(str(venv / "bin/python"))), encoding="utf-8")
         script.chmod(0o755)
+
+
+def _write_metadata(folder: Path, requirements: Iterable[str]) -> None:
+    """What pip and uv read of an installed package; without a list of files they leave its removal to us."""
+    metadata = [("Metadata-Version", "2.1"), ("Name", paths.APP), ("Version", vllm_metal.__version__)]
+    metadata += [("Requires-Dist", requirement) for requirement in requirements]
+    wheel = [("Wheel-Version", "1.0"), ("Root-Is-Purelib", "true"), ("Tag", "py3-none-any")]
+    folder.mkdir()
+    for name, fields in (("METADATA", metadata), ("WHEEL", wheel)):
+        text = "".join(f"{key}: {value}\n" for key, value in fields)
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "INSTALLER").write_text("metal setup\n", encoding="utf-8")

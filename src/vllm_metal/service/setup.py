@@ -85,14 +85,14 @@ def _make(version: Path, lock: Lock, on_stage: Callable[[str], None], descriptor
     on_stage(f"creating `{version}`")
     # Not by uv, which would follow the links of Python's path.
     without_pip = ["--without-pip"] if shutil.which("uv") else []
-    run("make a venv", sys.executable, "-I", "-m", "venv", "--prompt", paths.APP, *without_pip, version)
+    run("create the venv", sys.executable, "-I", "-m", "venv", "--prompt", paths.APP, *without_pip, version)
     on_stage(f"installing {lock.num_packages} packages")
     run("install the packages", *_pip("install", python), *_LOCKED, lock.path)
     package.install(version, lock.requirements)
     on_stage("checking")
-    run("find the packages complete", *_pip("check", python))
+    run("confirm the packages", *_pip("check", python))
     run("load MLX", python, "-I", "-c", _LOADS)
-    run("start", python, version / "bin/metal", "--version")
+    run("start the new `metal`", python, version / "bin/metal", "--version")
     venvs.Stamp(
         version=vllm_metal.__version__,
         package_sha256=package.sha256(),
@@ -146,7 +146,7 @@ def _run(doing: str, command: Sequence[str | Path], on_stage: Callable[[str], No
 
 def _failure(doing: str, code: int, lines: list[str]) -> SetupError:
     shown = lines[-_NUM_LINES_SHOWN:] or [f"exit code {code}"]
-    message = "\n  ".join([f"the venv could not {doing}:", *shown])
+    message = "\n  ".join([f"cannot {doing}:", *shown])
     output = "\n".join(lines)
     if _NO_NETWORK.search(output):
         return SetupError(message, hint="check the network and run `metal setup` again", retryable=True)

@@ -71,7 +71,7 @@ def require_ours(venv: Path) -> None:
     if os.path.lexists(venv) and not _is_ours(venv):
         raise SetupError(
             f"`{venv}` was not made by `metal setup` and is left alone",
-            hint="set `VLLM_METAL_VENV` to another path, or remove it if nothing needs it",
+            hint="make another by `metal setup --venv PATH` and set `VLLM_METAL_VENV` to PATH",
         )
 
 
