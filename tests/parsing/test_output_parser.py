@@ -237,6 +237,12 @@ def test_broken_arguments_are_shown_as_they_are_and_the_next_call_is_read():
     assert parsed.content == ""
 
 
+def test_a_brace_too_many_is_no_matter():
+    text = '<tool_call>{"name": "f", "arguments": {}}}</tool_call>'
+    assert answer("hermes", text).content == ""
+    assert calls_of(answer("hermes", text)) == [("f", {})]
+
+
 def test_arguments_may_come_first_or_be_missing():
     text = '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
     assert calls_of(answer("hermes", text)) == [("f", {"a": 1}), ("g", {})]

@@ -33,8 +33,8 @@ class OutputParser:
         self._calls = (
             ToolCallReader(self._source, tool_format, tools, self._emit) if tool_format is not None else None
         )
-        self._in_reasoning = in_reasoning and reasoning_format is not None
-        self._parsing = self._parse()
+        self._in_reasoning = False
+        self._parsing = self._parse(in_reasoning and reasoning_format is not None)
 
     def feed(self, text: str) -> list[Event]:
         """What is certain once `text` has come; only what may be the beginning of a mark is held back."""
@@ -58,12 +58,13 @@ class OutputParser:
         if text:
             self._emit(ReasoningDelta(text) if self._in_reasoning else ContentDelta(text))
 
-    def _parse(self) -> Steps[None]:
+    def _parse(self, in_reasoning: bool) -> Steps[None]:
         source = self._source
-        if self._in_reasoning:
-            # The model may repeat the mark that the template has written for it.
-            yield from self._reasoning_begins()
-        elif not (yield from self._begin()):
+        # A model may repeat the mark of reasoning that the template has written for it.
+        begun = yield from self._begin()
+        if in_reasoning:
+            self._in_reasoning = True
+        elif not begun:
             source.position = 0  # Whitespace that no mark follows is the answer's own.
         while True:
             marks = self._marks()
@@ -100,27 +101,18 @@ class OutputParser:
         """Read what may stand only where text begins: the mark of reasoning, and calls that have no mark."""
         begun = False
         yield from self._source.whitespace()
-        while not self._in_reasoning:
-            if not (yield from self._reasoning_begins()) and not (
-                self._calls and self._calls.tool_format.unmarked and (yield from self._read_calls())
-            ):
-                break
+        while (yield from self._read_beginning()):
             begun = True
             yield from self._source.whitespace()
         return begun
 
-    def _reasoning_begins(self) -> Steps[bool]:
-        if self._reasoning is None:
+    def _read_beginning(self) -> Steps[bool]:
+        if self._in_reasoning:
             return False
-        begin = self._source.position
-        yield from self._source.whitespace()
-        if (yield from self._source.accept(self._reasoning.begin)):
-            yield from self._source.whitespace()
+        if self._reasoning and (yield from self._source.accept(self._reasoning.begin)):
             self._in_reasoning = True
             return True
-        if not self._in_reasoning:
-            self._source.position = begin
-        return False
+        return bool(self._calls and self._calls.tool_format.unmarked and (yield from self._read_calls()))
 
     def _read_calls(self) -> Steps[bool]:
         """Where text can easily look like a call, only the name of a tool makes it one."""

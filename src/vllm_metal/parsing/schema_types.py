@@ -54,10 +54,15 @@ def _types(schema: Any) -> Iterator[str]:
         return
     declared = schema.get("type")
     if declared is not None:
-        yield from declared if isinstance(declared, list) else [str(declared)]
+        yield from map(str, declared if isinstance(declared, list) else [declared])
         return
-    for value in schema.get("enum") or ([schema["const"]] if "const" in schema else []):
-        yield _TYPE_NAMES.get(type(value), "string")
+    for value in [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]:
+        yield _TYPE_NAMES[type(value)]
     for union in ("anyOf", "oneOf", "allOf"):
-        for member in schema.get(union) or []:
+        for member in _list(schema.get(union)):
             yield from _types(member)
+
+
+def _list(value: Any) -> list[Any]:
+    """A schema is the client's, and may be none."""
+    return value if isinstance(value, list) else []

@@ -102,7 +102,11 @@ class ToolCallReader:
                 case "object":
                     yield from self._object(call)
                 case "arguments":
-                    yield from self._arguments(call, lambda: self._start(call, fields))
+                    if (yield from source.char()) != "{":
+                        raise Malformed("an object")
+                    self._start(call, fields)
+                    yield from notation.transcribe(source, self.tool_format.notation, call.add)
+                    call.end(complete=True)
                 case "keywords":
                     yield from self._keywords(call, fields)
                 case "parameters":
@@ -119,7 +123,7 @@ class ToolCallReader:
             call.end(complete=True)
 
     def _accept_tail(self, tail: str) -> Steps[None]:
-        """A call that is whole needs no closing mark: it may be the token that ended the answer."""
+        """Read what closes a call, if it is there: it may be the token that ended the answer."""
         begin = self._source.position
         self._source.keep = True
         try:
@@ -142,7 +146,7 @@ class ToolCallReader:
             if key in _NAME_KEYS and not call.started:
                 self._start(call, {"name": (yield from self._string())})
             elif key in _ARGUMENTS_KEYS and not call.arguments_read:
-                yield from self._arguments(call, lambda: None)
+                yield from self._arguments(call)
             elif key in _OTHER_KEYS or call.started:
                 yield from notation.transcribe(source, notation.JSON, lambda _: None)
             else:
@@ -153,25 +157,24 @@ class ToolCallReader:
                 break
         if not mark or not call.started:
             raise Malformed("}")
+        while (yield from source.accept("}")):
+            pass  # Small models often write a brace too many.
         if not call.arguments_read:
             call.add("{}")
             call.end(complete=True)
 
-    def _arguments(self, call: _Call, start: Callable[[], None]) -> Steps[None]:
-        """An object, null for none, or an object's JSON in a string."""
+    def _arguments(self, call: _Call) -> Steps[None]:
+        """What an object has for arguments: an object, its JSON in a string, or null for none."""
         source = self._source
         opening = yield from source.char()
         if opening == "{":
-            start()
-            yield from notation.transcribe(source, self.tool_format.notation, call.add)
+            yield from notation.transcribe(source, notation.JSON, call.add)
         elif opening == '"':
             text = (yield from self._string()).strip() or "{}"
             if not isinstance(notation.parse(text, notation.JSON), dict):
                 raise Malformed("an object")
-            start()
             call.add(text)
         elif (yield from source.accept("null")):
-            start()
             call.add("{}")
         else:
             raise Malformed("an object")

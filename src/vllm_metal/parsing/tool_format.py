@@ -59,7 +59,7 @@ class ToolFormat:
     `{arguments}` an object in `notation`, `{parameters}` one `parameter` after another, `{keywords}` as in
     Python; or `{object}`, JSON with both name and arguments. Of the fields before it `{name}` is the
     function's, `{id}` the call's. Of a parameter's, `{string}` (true or false) and `{type}` overrule the
-    schema.
+    schema. A call that is whole needs none of the marks that would close it.
     """
 
     name: str
@@ -77,7 +77,7 @@ class ToolFormat:
     @cached_property
     def openings(self) -> tuple[str, ...]:
         """Text at which calls can begin."""
-        return tuple({mark for mark in (self.begin, *(call.prefix for call in self.calls)) if mark})
+        return tuple(filter(None, dict.fromkeys((self.begin, *(call.prefix for call in self.calls)))))
 
     @property
     def marks(self) -> set[str]:
