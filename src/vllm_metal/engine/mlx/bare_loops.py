@@ -10,12 +10,12 @@ import mlx.core as mx
 
 from vllm_metal.engine.core import ModelRunner
 from vllm_metal.engine.mlx import kv_cache
-from vllm_metal.engine.mlx.fused import Chunk, DecodeGroup, LayerKV, StepPlan
+from vllm_metal.engine.mlx.fused import Chunk, DecodeGroup, LayerKV, Opening, StepPlan, StepShape
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes
 from vllm_metal.engine.mlx.slot_arrays import SlotArrays
 from vllm_metal.engine.mlx.split_runner import SplitRunner
-from vllm_metal.engine.slot_kv_cache_manager import Resize, Slot
+from vllm_metal.engine.slot_kv_cache_manager import Resize
 
 #: Most tokens of one forward while prompts are prefilled.
 _PREFILL_TOKENS = 2048
@@ -87,13 +87,19 @@ class SlotLoop(BareLoop):
 
     def _prefill_chunks(self, prompts: list[list[int]], rows: range, start: int, end: int) -> None:
         length = end - start
-        chunks = [
-            Chunk(Slot(self._capacity, row), start, length, i * length, end) for i, row in enumerate(rows)
-        ]
+        offsets = [i * length for i in range(len(rows))]
+        if start == 0:
+            openings = tuple(Opening(self._capacity, length, offset, False) for offset in offsets)
+            shape = StepShape((), openings)
+        else:
+            shape = StepShape(
+                (), (), tuple(Chunk(self._capacity, length, offset, end, True) for offset in offsets)
+            )
         token_ids = mx.array([token_id for row in rows for token_id in prompts[row][start:end]])
         positions = mx.array(len(rows) * list(range(start, end)), mx.int32)
+        slots = mx.repeat(mx.array(list(rows), mx.int32), length)
         # The logits are never looked at, so the vocabulary projection is never computed.
-        self._forward(token_ids, StepPlan(positions, [], chunks), self._arrays)
+        self._forward(token_ids, StepPlan(shape, positions, slots, slots), self._arrays)
         mx.async_eval(self._arrays.arrays)
 
     def _step(self, token_ids: mx.array) -> tuple[mx.array, list[Any]]:
@@ -123,7 +129,9 @@ class SlotLoop(BareLoop):
     def _decode(
         self, group: DecodeGroup, token_ids: mx.array, positions: mx.array, arrays: SlotArrays
     ) -> mx.array:
-        logits = self._forward(token_ids, StepPlan(positions, [group], []), arrays)
+        logits = self._forward(
+            token_ids, StepPlan(StepShape((group,)), positions, positions, positions), arrays
+        )
         return mx.argmax(logits[:, 0], axis=-1)
 
     def _forward(self, token_ids: mx.array, plan: StepPlan, arrays: SlotArrays) -> mx.array:

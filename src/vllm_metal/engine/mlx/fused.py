@@ -8,12 +8,11 @@ together, and that is here: `LayerKV` is the cache that a model's layer is given
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
 from vllm_metal.engine.mlx.slot_arrays import SlotArrays
-from vllm_metal.engine.slot_kv_cache_manager import Slot
 
 
 class Window(NamedTuple):
@@ -36,50 +35,88 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """`num_tokens` tokens of one request from position `start` on: token rows from `offset` on.
+class Opening:
+    """`num_rows` token rows from `offset` on: chunks that begin their requests, one behind the other.
 
-    Keys up to `key_length` are looked at, which may be past the chunk's end.
+    All the keys that they look at are the step's own. `is_packed` unless they are of one request.
     """
 
-    slot: Slot
-    start: int
-    num_tokens: int
+    capacity: int
+    num_rows: int
+    offset: int
+    is_packed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`num_rows` token rows from `offset` on, of one request whose beginning has its KV.
+
+    Keys up to `key_length` are looked at; `is_exact` if they end with the chunk's own.
+    """
+
+    capacity: int
+    num_rows: int
     offset: int
     key_length: int
+    is_exact: bool
+
+
+#: Rows that attend in one call.
+Part: TypeAlias = DecodeGroup | Opening | Chunk
+
+
+class StepShape(NamedTuple):
+    """What a step's graph depends on: two steps of one shape differ in nothing but what arrays hold."""
+
+    groups: tuple[DecodeGroup, ...]
+    openings: tuple[Opening, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def parts(self) -> list[Part]:
+        """In rows' order."""
+        return [*self.groups, *self.openings, *self.chunks]
+
+    @property
+    def capacities(self) -> list[int]:
+        """Of the pools that it writes to."""
+        return sorted({part.capacity for part in self.parts})
 
 
 @dataclass(slots=True)
 class StepPlan:
-    """Which token row is what. `positions` [tokens] are in rows' order."""
+    """Of each token row [tokens]: its position, its slot in its pool, and the row that begins its chunk."""
 
+    shape: StepShape
     positions: mx.array
-    groups: list[DecodeGroup]
-    chunks: list[Chunk]
-    _masks: dict[tuple[int, int | None], mx.array] = field(default_factory=dict)
+    slots: mx.array
+    starts: mx.array
+    _masks: dict[tuple[Part, int | None], mx.array] = field(default_factory=dict)
 
-    def group_mask(self, group: DecodeGroup, window: int | None) -> mx.array:
-        """[rows, 1, 1, keys]: which keys each row sees."""
-        key = (group.capacity, window)
-        if key not in self._masks:
-            position = self.positions[group.offset : group.offset + group.num_rows][:, None, None, None]
-            keys = mx.arange(group.key_length)
-            mask = keys <= position
-            if window is not None:
-                mask = mask & (keys > position - window)
-            self._masks[key] = mask
-        return self._masks[key]
+    def mask(self, part: Part, window: int | None) -> mx.array | str:
+        """The keys that a row sees: [rows, 1, 1, keys] of a group, else [rows, keys], or "causal"."""
+        match part:
+            case Opening(num_rows=num_keys, is_packed=False) | Chunk(key_length=num_keys, is_exact=True):
+                if window is None or num_keys <= window:
+                    return "causal"
+        if (part, window) not in self._masks:
+            self._masks[part, window] = self._make_mask(part, window)
+        return self._masks[part, window]
 
-    def chunk_mask(self, chunk: Chunk, window: int | None) -> mx.array | str:
-        """[tokens, keys], or "causal" where no window cuts in."""
-        end = chunk.start + chunk.num_tokens
-        if chunk.key_length == end and (window is None or end <= window):
-            return "causal"
-        # The positions come from the device: a start that is baked in would make every chunk a new shape.
-        position = self.positions[chunk.offset : chunk.offset + chunk.num_tokens][:, None]
-        keys = mx.arange(chunk.key_length)
-        mask = keys <= position
-        return mask if window is None else mask & (keys > position - window)
+    def _make_mask(self, part: Part, window: int | None) -> mx.array:
+        rows = slice(part.offset, part.offset + part.num_rows)
+        if isinstance(part, Opening):
+            # Keys and queries are the same rows, and those of one chunk are as far apart as their positions.
+            query = mx.arange(part.num_rows)[:, None]
+            keys = mx.arange(part.num_rows)
+            mask = (keys <= query) & (keys >= self.starts[rows][:, None] - part.offset)
+        else:
+            query = self.positions[rows][:, None]
+            keys = mx.arange(part.key_length)
+            mask = keys <= query
+        if window is not None:
+            mask = mask & (keys > query - window)
+        return mask[:, None, None] if isinstance(part, DecodeGroup) else mask
 
 
 class LayerKV:
@@ -90,6 +127,7 @@ class LayerKV:
         self._keys = arrays.keys[layer]
         self._values = arrays.values[layer]
         self._window = arrays.layers[layer].window
+        self._new: tuple[mx.array, mx.array]
 
     @property
     def offset(self) -> mx.array:
@@ -102,12 +140,11 @@ class LayerKV:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write the step's keys and values [tokens, kv_heads, 1, head_dim] to their slots."""
+        self._new = keys, values
         for pools, new in ((self._keys, keys), (self._values, values)):
             # Decodes first: a row whose request is being prefilled writes where its next chunk will.
-            for group in self._plan.groups:
-                _write_group(pools, group, new, self._plan.positions)
-            for chunk in self._plan.chunks:
-                _write_chunk(pools[chunk.slot.capacity], chunk, new)
+            for part in self._plan.shape.parts:
+                pools[part.capacity] = _written(pools.pop(part.capacity), part, new, self._plan)
         return keys, values
 
     def attend(self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
@@ -115,29 +152,33 @@ class LayerKV:
         if not isinstance(mask, Window):
             raise TypeError("this model makes attention masks of its own")
         outputs = []
-        for group in self._plan.groups:
-            outputs.append(
-                attention(
-                    queries[group.offset : group.offset + group.num_rows],
-                    self._keys[group.capacity][: group.num_rows, :, : group.key_length],
-                    self._values[group.capacity][: group.num_rows, :, : group.key_length],
-                    scale=scale,
-                    mask=self._plan.group_mask(group, mask.size),
-                    sinks=sinks,
-                )
-            )
-        for chunk in self._plan.chunks:
-            row = chunk.slot.row
+        for part in self._plan.shape.parts:
+            own = queries[part.offset : part.offset + part.num_rows]
+            is_sequence = not isinstance(part, DecodeGroup)
             output = attention(
-                mx.contiguous(_as_sequence(queries, chunk)),
-                self._keys[chunk.slot.capacity][row : row + 1, :, : chunk.key_length],
-                self._values[chunk.slot.capacity][row : row + 1, :, : chunk.key_length],
+                mx.contiguous(_transposed(own)) if is_sequence else own,
+                *self._keys_and_values(part),
                 scale=scale,
-                mask=self._plan.chunk_mask(chunk, mask.size),
+                mask=self._plan.mask(part, mask.size),
                 sinks=sinks,
             )
-            outputs.append(output.transpose(2, 1, 0, 3))
+            outputs.append(_transposed(output) if is_sequence else output)
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def _keys_and_values(self, part: Part) -> list[mx.array]:
+        """What its rows look at: [rows, kv_heads, keys, dim] of a group, else [1, kv_heads, keys, dim]."""
+        match part:
+            case DecodeGroup(capacity, num_rows, _, key_length):
+                return [pools[capacity][:num_rows, :, :key_length] for pools in (self._keys, self._values)]
+            case Opening(_, num_rows, offset):
+                return [_transposed(new[offset : offset + num_rows]) for new in self._new]
+            case Chunk(capacity, _, offset, key_length):
+                # Only the device knows the slot: one that is baked in would be a shape of its own.
+                slot = self._plan.slots[offset : offset + 1]
+                return [
+                    mx.take(pools[capacity], slot, axis=0)[:, :, :key_length]
+                    for pools in (self._keys, self._values)
+                ]
 
 
 def attention(
@@ -170,22 +211,18 @@ def masked_attention(
     return output.reshape(num_rows, num_heads, num_tokens, values.shape[-1])
 
 
-def _write_group(pools: dict[int, mx.array], group: DecodeGroup, new: mx.array, positions: mx.array) -> None:
-    pool = pools.pop(group.capacity)
-    rows = slice(group.offset, group.offset + group.num_rows)
-    if group.num_rows == pool.shape[0]:
-        index = mx.broadcast_to(positions[rows][:, None, None, None], new[rows].shape)
-        pool = mx.put_along_axis(pool, index, new[rows], axis=2)
-    else:
-        pool[mx.arange(group.num_rows), :, positions[rows]] = new[rows].squeeze(2)
-    pools[group.capacity] = pool
+def _written(pool: mx.array, part: Part, new: mx.array, plan: StepPlan) -> mx.array:
+    """`pool` with the rows of `part` in their slots."""
+    rows = slice(part.offset, part.offset + part.num_rows)
+    positions = plan.positions[rows]
+    if isinstance(part, DecodeGroup) and part.num_rows == pool.shape[0]:
+        # Several times faster than a scatter.
+        index = mx.broadcast_to(positions[:, None, None, None], new[rows].shape)
+        return mx.put_along_axis(pool, index, new[rows], axis=2)
+    pool[plan.slots[rows], :, positions] = new[rows].squeeze(2)
+    return pool
 
 
-def _write_chunk(pool: mx.array, chunk: Chunk, new: mx.array) -> None:
-    row, end = chunk.slot.row, chunk.start + chunk.num_tokens
-    pool[row : row + 1, :, chunk.start : end] = _as_sequence(new, chunk)
-
-
-def _as_sequence(rows: mx.array, chunk: Chunk) -> mx.array:
-    """[1, heads, tokens, dim] of a chunk's token rows [tokens, heads, 1, dim]."""
-    return rows[chunk.offset : chunk.offset + chunk.num_tokens].transpose(2, 1, 0, 3)
+def _transposed(rows: mx.array) -> mx.array:
+    """[1, heads, tokens, dim] of token rows [tokens, heads, 1, dim], and the reverse."""
+    return rows.transpose(2, 1, 0, 3)

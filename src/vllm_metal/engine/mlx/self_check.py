@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 _TOLERANCE_FLOAT32 = 1e-3
 _TOLERANCE_HALF = 5e-2
 
-#: Prompts of two requests, and the tokens each computes in each step: chunks, a late joiner, decodes.
+#: Prompts of two requests, and the tokens each computes in each step: both begin, chunks, decodes.
 _PROMPTS = (12, 9)
-_STEPS = ((5, 0), (3, 0), (4, 5), (1, 4), (1, 1), (1, 1), (1, 1), (1, 1))
+_STEPS = ((5, 4), (3, 0), (4, 0), (1, 5), (1, 1), (1, 1), (1, 1), (1, 1))
 
 
 class Mode(StrEnum):

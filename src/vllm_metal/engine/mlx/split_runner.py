@@ -13,7 +13,7 @@ import mlx.core as mx
 from vllm_metal.engine.mlx import device, kv_cache
 from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
 from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
-from vllm_metal.engine.mlx.step_tokens import StepTokens, unpack
+from vllm_metal.engine.mlx.step_tokens import StepTokens
 from vllm_metal.engine.rectangular_kv_cache_manager import (
     Change,
     Drop,
@@ -124,7 +124,7 @@ class SplitRunner:
         tokens = StepTokens(self._previous)
         for request in rows:
             tokens.add(request, request.num_tokens - 1, 1)
-        token_ids, _ = unpack(tokens.pack(), tokens.previous)
+        token_ids, _ = tokens.unpack()
         logits: mx.array = self.model(token_ids[:, None], cache=caches)[:, -1]
         return logits
 
