@@ -97,9 +97,7 @@ class FusedRunner:
         self.model = None
         device.leave_thread()
 
-    def _select(
-        self, rows: list[Request | None], asked: list[int]
-    ) -> tuple[mx.array, list[Request | None]]:
+    def _select(self, rows: list[Request | None], asked: list[int]) -> tuple[mx.array, list[Request | None]]:
         """The token rows to project, and whom they sample for; some row or other if nobody samples.
 
         Those that are only asked about come last.
@@ -114,7 +112,7 @@ class FusedRunner:
 
     def _compute(self, shape: StepShape, tokens: StepTokens, selected: mx.array | None) -> mx.array:
         """Logits [selected rows, or all token rows, vocabulary]."""
-        token_ids, places = tokens.unpack()
+        token_ids, places = tokens.to_device()
         inputs = [token_ids, places] if selected is None else [token_ids, places, selected]
         trace = self._trace(shape, 0 if selected is None else len(selected))
         if trace is None:

@@ -124,7 +124,7 @@ class SplitRunner:
         tokens = StepTokens(self._previous)
         for request in rows:
             tokens.add(request, request.num_tokens - 1, 1)
-        token_ids, _ = tokens.unpack()
+        token_ids, _ = tokens.to_device()
         logits: mx.array = self.model(token_ids[:, None], cache=caches)[:, -1]
         return logits
 

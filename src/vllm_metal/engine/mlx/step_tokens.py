@@ -1,4 +1,4 @@
-"""The token rows of a step: ids, some of which the step before has yet to sample, and positions."""
+"""The token rows of a step: ids, some of which the step before has yet to sample, and where they belong."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StepTokens:
         self._slots += num_rows * self._slots[-1:]
         self._starts += num_rows * self._starts[-1:]
 
-    def unpack(self) -> tuple[mx.array, mx.array]:
+    def to_device(self) -> tuple[mx.array, mx.array]:
         """Token ids [rows], and each row's position, slot and the row that begins its chunk [3, rows]."""
         columns = [self._token_ids, self._positions, self._slots, self._starts]
         # One array, since each costs a transfer.
