@@ -176,7 +176,7 @@ class LayerKV:
                 # Only the device knows the slot: one that is baked in would be a shape of its own.
                 slot = self._plan.slots[offset : offset + 1]
                 return [
-                    mx.take(pools[capacity], slot, axis=0)[:, :, :key_length]
+                    mx.take(pools[capacity][:, :, :key_length], slot, axis=0)
                     for pools in (self._keys, self._values)
                 ]
 
