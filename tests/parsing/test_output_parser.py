@@ -138,6 +138,7 @@ _JSON = st.recursive(
 _OBJECT_FORMATS = ("hermes", "mistral", "kimi_k2", "deepseek_v3", "llama3_json", "cohere", "openai")
 
 
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(_OBJECT_FORMATS), st.dictionaries(st.text(), _JSON, max_size=3))
 def test_any_json_comes_through(data, tool_format, arguments):
     text = written(tool_format, [(NAME, arguments)])
@@ -152,12 +153,14 @@ _TEXT = st.characters(exclude_categories=["Cs"])
 _TAGGED_FORMATS = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v32", "kimi_k3", "gemma4")
 
 
+@settings(deadline=None)
 @given(st.text(_TEXT), st.sampled_from(["lfm2", "pythonic"]))
 def test_any_python_string_comes_through(text, tool_format):
     calls = [(NAME, {"place": text})]
     assert calls_of(answer(tool_format, written(tool_format, calls))) == calls
 
 
+@settings(deadline=None)
 @given(st.text(_TEXT.filter(lambda char: char != "<")), st.sampled_from(_TAGGED_FORMATS))
 def test_any_text_between_tags_comes_through(text, tool_format):
     calls = [(NAME, {"place": text, "days": 1})]
@@ -172,7 +175,7 @@ _FRAGMENTS = sorted(
 )  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(
     st.data(),
     st.sampled_from(sorted(TOOL_FORMATS)),
@@ -199,6 +202,7 @@ def test_deep_nesting_ends_the_call_and_not_the_server(tool_format):
 # What no format is
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_without_formats_text_is_content_as_it_is(text):
     assert answer(None, text).content == text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_metal.parsing.schema_types import is_text, to_json
@@ -22,6 +22,7 @@ _SCHEMAS = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])), _VALUES | _SCHEMAS)
 def test_there_is_json_for_any_text_and_schema(text, schema):
     value = json.loads(to_json(text, schema))
@@ -29,6 +30,7 @@ def test_there_is_json_for_any_text_and_schema(text, schema):
         assert value == text
 
 
+@settings(deadline=None)
 @given(_VALUES)
 def test_json_is_itself_where_the_schema_says_nothing(value):
     if not isinstance(value, str):
