@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from vllm_metal.engine.core import EngineCore
+from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
@@ -61,6 +62,7 @@ class LoadedEngine:
     tokenizer: Tokenizer
     max_model_len: int
     sampling_defaults: dict[str, float] = field(default_factory=dict)
+    summary: ModelSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,8 @@ class AsyncEngine:
         self._reporting: set[str] = set()
         self._stopping = False
         self.stats = EngineStats()
+        self.summary: ModelSummary | None = None
+        self._idle_since_s: float | None = None
         #: Set while no request is held.
         self.idle = asyncio.Event()
         self.idle.set()
@@ -189,6 +193,8 @@ class AsyncEngine:
         self.token_bytes = loaded.tokenizer.token_bytes
         self.max_model_len = loaded.max_model_len
         self.sampling_defaults = loaded.sampling_defaults
+        self.summary = loaded.summary
+        self._idle_since_s = self._loop.time()
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, any_length: bool = False, param: str = "prompt"
@@ -317,6 +323,23 @@ class AsyncEngine:
     def num_streams(self) -> int:
         return len(self._streams)
 
+    @property
+    def num_running(self) -> int:
+        """Requests that are in steps, as far as they have not been read to their end."""
+        return min(self.stats.num_running, self.num_streams)
+
+    @property
+    def num_waiting(self) -> int:
+        """All others: one that has only just come is not among the engine's yet."""
+        return self.num_streams - self.num_running
+
+    @property
+    def idle_s(self) -> float:
+        """For how long the model has been loaded and held no request."""
+        if self._streams or self._idle_since_s is None:
+            return 0.0
+        return self._loop.time() - self._idle_since_s
+
     def _check_prompt(self, prompt_token_ids: list[int], param: str) -> None:
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty", param=param)
@@ -346,8 +369,9 @@ class AsyncEngine:
 
     def _pop_stream(self, request_id: str) -> RequestStream | None:
         stream = self._streams.pop(request_id, None)
-        if not self._streams:
+        if stream is not None and not self._streams:
             self.idle.set()
+            self._idle_since_s = self._loop.time()
         return stream
 
     def _deliver(self, outputs: Iterable[RequestOutput], stats: EngineStats) -> None:

@@ -19,6 +19,7 @@ from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.self_check import Mode, choose_mode
 from vllm_metal.engine.mlx.split_runner import SplitRunner
+from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
 from vllm_metal.engine.scheduler import Scheduler
@@ -69,23 +70,30 @@ def build(path: Path, config: Config) -> LoadedEngine:
     except BaseException:
         device.leave_thread()
         raise
+    summary = ModelSummary(
+        number_format=loaded.quantization or loaded.dtype,
+        device="CPU" if device.is_cpu() else "GPU",
+        mode=mode,
+        weight_bytes=loaded.weight_bytes,
+        load_s=time.monotonic() - started,
+    )
     logger.info(
         "loaded `%s` in %.1f s: %s on %s, weights %.2f GB, KV budget %.2f GB, context %d, %s mode",
         path.name,
-        time.monotonic() - started,
-        loaded.quantization or loaded.dtype,
-        "CPU" if device.is_cpu() else "GPU",
-        loaded.weight_bytes / 1e9,
+        summary.load_s,
+        summary.number_format,
+        summary.device,
+        summary.weight_bytes / 1e9,
         kv.budget_bytes / 1e9,
         max_model_len,
-        mode,
+        summary.mode,
     )
     processor = OutputProcessor(loaded.tokenizer.detokenizer, loaded.eos_token_ids)
     # On the CPU, launching a step waits for most of it: one ahead would hold every token back for a step, and
     # gains nothing once the BLAS has a thread for each core.
     core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu())
     sampling_defaults = loaded.generation_defaults | config.models.sampling_defaults
-    return LoadedEngine(core, loaded.tokenizer, max_model_len, sampling_defaults)
+    return LoadedEngine(core, loaded.tokenizer, max_model_len, sampling_defaults, summary)
 
 
 def _runner(
