@@ -117,7 +117,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         "web_search_options": (),
     }
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=16_384)]
     logprobs: bool = False
     top_logprobs: NumLogprobs = 0
     max_completion_tokens: Positive | None = None
@@ -125,7 +125,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=1024)] | None = None
     chat_template: ChatTemplate | None = None
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
 

@@ -13,7 +13,9 @@ from vllm_metal.errors import InvalidRequest
 
 Positive = Annotated[int, Meta(ge=1)]
 StopStrings = Annotated[list[str], Meta(max_length=16)]
-Words = list[Annotated[str, Meta(min_length=1)]]
+#: Each costs work in every step.
+_FEW = Meta(max_length=1024)
+Words = Annotated[list[Annotated[str, Meta(min_length=1)]], _FEW]
 NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -76,7 +78,7 @@ class GenerationRequest(RequestBody, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], _FEW] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: Words | None = None
     seed: int | None = None
@@ -85,7 +87,7 @@ class GenerationRequest(RequestBody, kw_only=True):
     max_tokens: Positive | None = None
     min_tokens: int | None = None
     stop: str | StopStrings | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], _FEW] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None

@@ -41,6 +41,7 @@ _LIMITS = {
     "maximum": "at most",
     "minItems": "at least",
     "maxItems": "at most",
+    "maxProperties": "at most",
     "minLength": "length at least",
     "maxLength": "length at most",
 }
