@@ -7,10 +7,12 @@ from aiohttp import web
 from vllm_metal.api.openapi import Operation
 from vllm_metal.api.usage import Usage
 from vllm_metal.config import Config
+from vllm_metal.server.machine_watch import MachineWatch
 from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.service.installation import Installation
 
 CONFIG = web.AppKey("config", Config)
+MACHINE_WATCH = web.AppKey("machine_watch", MachineWatch)
 MANAGER = web.AppKey("manager", ModelManager)
 INSTALLATION = web.AppKey("installation", Installation)
 OPERATIONS: web.AppKey[tuple[Operation, ...]] = web.AppKey("operations", tuple)

@@ -12,6 +12,7 @@ from vllm_metal.api.folders import ModelFolders
 from vllm_metal.api.health import Health, Load, Version
 from vllm_metal.api.models import Model, ModelList
 from vllm_metal.api.openapi import Operation
+from vllm_metal.api.status import ServerStatus
 from vllm_metal.api.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -19,7 +20,7 @@ from vllm_metal.api.tokens import (
     Tokenized,
     TokenizeTextRequest,
 )
-from vllm_metal.server import about, chat, completions, folders, health, models, tokens
+from vllm_metal.server import about, chat, completions, folders, health, metrics, models, status, tokens
 
 
 def _probe(method: Literal["get", "post"], path: str) -> tuple[Operation, Handler]:
@@ -72,6 +73,11 @@ ROUTES: tuple[tuple[Operation, Handler], ...] = (
     _probe("post", "/ping"),
     (Operation("get", "/version", "The server's version", Version), health.version),
     (Operation("get", "/load", "How many requests run or wait", Load), health.load),
+    (Operation("get", "/metrics", "Figures in Prometheus's format", "text/plain"), metrics.metrics),
+    (
+        Operation("get", "/admin/status", "The server, its model and its requests", ServerStatus),
+        status.status,
+    ),
     (
         Operation("get", "/admin/model-folders", "Which folders of models the server can read", ModelFolders),
         folders.model_folders,

@@ -1,0 +1,33 @@
+"""What the server is doing, for `metal status` and `metal ps`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+
+class ModelStatus(Struct):
+    """`stage` and `detail` are as in Health. The rest is null until the model is loaded."""
+
+    name: str
+    status: Literal["ok", "loading", "failed", "draining"]
+    stage: str
+    detail: str | None = None
+    size_bytes: int | None = None
+    number_format: str | None = None
+    device: str | None = None
+    mode: str | None = None
+    max_model_len: int | None = None
+    load_s: float | None = None
+    idle_s: float | None = None
+
+
+class ServerStatus(Struct):
+    version: str
+    pid: int
+    uptime_s: float
+    restart_needed: bool
+    models: list[ModelStatus]
+    num_running: int
+    num_waiting: int
