@@ -92,6 +92,14 @@ class Client:
         """The served models; `id` is the name to ask for."""
         return list(self._get("/v1/models").get("data", ()))
 
+    def status(self) -> dict[str, Any]:
+        """The server's `models`, each with its state, and how many requests run and wait."""
+        return self._get("/admin/status")
+
+    def model_folders(self) -> list[dict[str, Any]]:
+        """The folders that models come from, and whether the server itself may read them."""
+        return list(self._get("/admin/model-folders").get("folders", ()))
+
     def metrics(self) -> str:
         """The server's figures, in Prometheus's text format."""
         with self._exchange("GET", "/metrics", timeout_s=REPLY_TIMEOUT_S) as response:

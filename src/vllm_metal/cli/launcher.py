@@ -28,6 +28,8 @@ VENV_COMMANDS = {
     "serve": "Serve a model on http://localhost:8000 with OpenAI's API.",
     "chat": "Chat with a model.",
     "pull": "Download a model, unless it is here already, and print its path.",
+    "status": "Show the server, its models and requests, and the service.",
+    "ps": "List the server's models.",
     "top": "Watch the GPU and the daemon.",
     "doctor": "Check this machine, the configuration and the daemon.",
     "config": "Show or change the configuration.",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_metal.cli import bench, chat, config, doctor, launcher, printer, program, pull, serve, top
+from vllm_metal.cli import bench, chat, config, doctor, launcher, printer, program, pull, serve, status, top
 from vllm_metal.service import venv
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
+app.command("status")(status.status)
+app.command("ps")(status.ps)
 app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.add_typer(config.app, name="config")
