@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -42,6 +43,11 @@ _MACMON = """
 [ "$1 $2 $3 $4" = "pipe -s 1 -i" ] || exit 64
 cat "$here/macmon.json"
 """
+# What this project's programs that ask MLX print: `python -P -m MODULE`.
+_PYTHON = """
+[ "$1 $2" = "-P -m" ] || exit 64
+exec sh "$here/${3##*.}.sh"
+"""
 _HEALTHY = {
     "machdep.cpu.brand_string": "Apple M4 Max",
     "hw.model": "Mac16,5",
@@ -69,8 +75,10 @@ class FakeMac:
             "ioreg": _IOREG,
             "sudo": _SUDO,
             "powermetrics": _POWERMETRICS,
+            "mlx_python": _PYTHON,
         }.items():
             self._install(name, script)
+        self.tell("gpu_check", {"gpu": "Apple M4 Max", "difference": 1e-6})
 
     @property
     def path(self) -> str:
@@ -93,6 +101,18 @@ class FakeMac:
             (self.folder / "ioreg.txt").write_bytes(ioreg.read_bytes())
         if powermetrics:
             (self.folder / "powermetrics.txt").write_bytes(powermetrics.read_bytes())
+
+    @property
+    def mlx_python(self) -> str:
+        """For `mlx_process.PYTHON`."""
+        return str(self.folder / "mlx_python")
+
+    def tell(self, program: str, told: dict[str, object]) -> None:
+        """What a program that asks MLX says from now on."""
+        self.run_instead(program, f"cat <<'END'\n{json.dumps(told)}\nEND\n")
+
+    def run_instead(self, program: str, script: str) -> None:
+        (self.folder / f"{program}.sh").write_text(script)
 
     def install_macmon(self, sample: Path) -> None:
         (self.folder / "macmon.json").write_bytes(sample.read_bytes())

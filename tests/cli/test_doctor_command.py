@@ -1,11 +1,9 @@
-"""`metal doctor` on a fake Mac, with each fault injected."""
+"""`metal doctor` on a fake Mac, with each fault of the machine injected."""
 
 from __future__ import annotations
 
-import json
 import plistlib
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,12 +14,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from doctor_run import doctor, faults, prepare
 from fake_mac import FakeMac
 from scripted_server import Script, replies, serving
-from server_process import METAL
 from vllm_metal.cli.main import app
-
-Found = dict[str, dict[str, Any]]
 
 
 @pytest.fixture
@@ -32,46 +28,24 @@ def mac(tmp_path: Path) -> FakeMac:
 @pytest.fixture
 def server() -> Iterator[Script]:
     with serving() as script:
-        script.on("/health", replies({"status": "ok"}))
         yield script
 
 
 @pytest.fixture(autouse=True)
 def _surroundings(tmp_path: Path, mac: FakeMac, server: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setenv("PATH", mac.path)
-    monkeypatch.setenv("METAL_SERVER_PORT", server.url.rpartition(":")[2])
-
-
-def doctor(*arguments: str, **variables: str) -> tuple[int, Found]:
-    """The exit code, and the findings by subject."""
-    result = CliRunner().invoke(app, ["doctor", "--json", *arguments], env=variables)
-    findings = json.loads(result.stdout)
-    found = {finding["subject"]: finding for finding in findings}
-    assert len(found) == len(findings)
-    return result.exit_code, found
-
-
-def faults(found: Found) -> dict[str, str]:
-    return {name: each["level"] for name, each in found.items() if each["level"] in ("warning", "problem")}
-
-
-def healthy(found: Found) -> bool:
-    """Whatever disk and memory the machine of the test has left."""
-    return not faults(found).keys() - {"disk", "swap"}
+    prepare(tmp_path, mac, server, monkeypatch)
 
 
 def test_a_healthy_mac_has_no_fault() -> None:
     code, found = doctor()
     assert code == 0
-    assert healthy(found), faults(found)
+    assert faults(found) == {}
     assert found["Python"]["message"].endswith("native arm64")
     assert found["macOS"]["message"] == "26.1"
     assert found["wired limit"]["message"] == "macOS decides"
     assert list(found) == [
-        *("Python", "macOS", "configuration", "device", "memory", "swap", "wired limit", "disk"),
-        *("port", "daemon"),
+        *("Python", "macOS", "versions", "venv", "configuration", "device", "GPU", "memory", "swap"),
+        *("wired limit", "disk", "model", "service", "port", "daemon", "model folders", "under load"),
     ]
 
 
@@ -103,7 +77,7 @@ def test_a_fault_of_the_machine(
     assert words in finding["message"]
     assert finding["why"]
     assert finding["hint"]
-    assert faults(found).keys() - {"disk", "swap"} <= {subject}
+    assert faults(found).keys() <= {subject}
 
 
 def test_a_limit_that_leaves_enough_is_fine(mac: FakeMac) -> None:
@@ -251,15 +225,15 @@ def test_elsewhere_than_on_a_mac_its_checks_are_skipped() -> None:
     code, found = doctor(PATH="/usr/bin:/bin")
     assert code == 0
     skipped = {name for name, finding in found.items() if finding["level"] == "skipped"}
-    assert skipped == {"Python", "macOS", "wired limit"}
-    assert all("not a Mac" in found[name]["message"] for name in skipped)
+    assert skipped == {"Python", "macOS", "wired limit", "venv", "model", "service"}
+    assert all("not a Mac" in found[name]["message"] for name in ("Python", "macOS", "wired limit"))
 
 
 def test_the_words(mac: FakeMac) -> None:
     mac.set("sysctl.proc_translated", "1")
     mac.set_version("14.5")
-    done = subprocess.run([METAL, "doctor"], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
     lines = done.stdout.splitlines()
     assert lines[0].startswith("problem  Python            3.")
     assert lines[1] == " " * 27 + "MLX needs a native Python: a translated one has no Metal GPU"

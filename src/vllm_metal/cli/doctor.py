@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Have the server generate for a few seconds.")
+    ] = True,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a zip file for a bug report, without keys and prompts."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration file to use.")] = None,
 ) -> None:
     """Check this machine, the configuration and the daemon.
@@ -24,8 +31,10 @@ def doctor(
     from vllm_metal.monitor import doctor as checks
     from vllm_metal.monitor.surroundings import gather
 
+    surroundings = gather(config)
+    wanted = [check for check in checks.CHECKS if probe or check not in checks.PROBES]
     found = []
-    for finding in checks.examine(gather(config)):
+    for finding in checks.examine(surroundings, wanted):
         found.append(finding)
         if not as_json:
             _show(finding)
@@ -33,6 +42,11 @@ def doctor(
         _print_json(found)
     elif counts := _counts(found):
         printer.note(f"\n{counts}")
+    if bundle is not None:
+        from vllm_metal.monitor import bundle as bundles
+
+        bundles.write(bundle, surroundings, found)
+        printer.note(f"wrote `{bundle}`: look through it before you send it")
     if any(finding.level == "problem" for finding in found):
         raise typer.Exit(1)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_metal.config import ModelsConfig
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.hub.aliases import ALIASES
 
@@ -64,6 +65,14 @@ def parse_source(text: str) -> Source:
     if source := _hub_source(text):
         return source
     raise ModelNotFound(f"there is no model `{text}`", hint=_advice(text))
+
+
+def configured_source(models: ModelsConfig) -> Source:
+    """The model that is served when none is named. Raises as `parse_source` does."""
+    source = parse_source(models.default)
+    if models.revision and isinstance(source, HubSource):
+        return replace(source, revision=models.revision)
+    return source
 
 
 def _existing_path(text: str) -> Path | None:

@@ -7,14 +7,14 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
 from vllm_metal.errors import DownloadError, EngineError, EngineUnavailable, MetalError, ModelNotFound
-from vllm_metal.hub.names import HubSource, Source, parse_source
+from vllm_metal.hub.names import HubSource, Source, configured_source
 from vllm_metal.hub.progress import PullProgress, ShowProgress, silence
 from vllm_metal.hub.pull import pull
 from vllm_metal.hub.store import LocalModel
@@ -50,7 +50,7 @@ class ModelManager:
         self._config = config
         self._persistent = persistent
         self._show_progress = show_progress
-        self._source = _source(config)
+        self._source = configured_source(config.models)
         self.served_names = list(config.models.served_names) or [_served_name(self._source)]
         # Who named a path or a revision to the server may name it so in requests too.
         self._accepted = {*self.served_names}
@@ -188,13 +188,6 @@ class ModelManager:
         self._set(Health("failed", "stopping", _in_words(exc)), settled=True)
         if not self.fatal.done():
             self.fatal.set_result(exc)
-
-
-def _source(config: Config) -> Source:
-    source = parse_source(config.models.default)
-    if config.models.revision and isinstance(source, HubSource):
-        return replace(source, revision=config.models.revision)
-    return source
 
 
 def _served_name(source: Source) -> str:

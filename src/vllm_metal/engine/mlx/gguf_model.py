@@ -38,7 +38,26 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 
 
 def load_model(file: GGUFFile) -> tuple[nn.Module, dict[str, Any]]:
-    """The model and its config in the form mlx-lm's model classes read.
+    """The model and its config. Raises as `read_config` does."""
+    config = read_config(file)
+    weights = _weights(file, config, permuted=config["model_type"] == "llama")
+    implementation = import_module(f"mlx_lm.models.{config['model_type']}")
+    model = implementation.Model(implementation.ModelArgs.from_dict(config))
+
+    def quantization(path: str, module: nn.Module) -> bool | dict[str, int]:
+        if f"{path}.scales" not in weights:
+            return False
+        bits = weights[f"{path}.weight"].shape[-1] * 32 // module.weight.shape[-1]
+        return {"group_size": GROUP_SIZE, "bits": bits}
+
+    nn.quantize(model, class_predicate=quantization)
+    model.eval()
+    model.load_weights(list(weights.items()), strict=True)
+    return model, config
+
+
+def read_config(file: GGUFFile) -> dict[str, Any]:
+    """The config in the form that mlx-lm's model classes read.
 
     Raises UnsupportedModel for an unknown architecture or scaling, NotAModel for missing metadata.
     """
@@ -57,21 +76,7 @@ def load_model(file: GGUFFile) -> tuple[nn.Module, dict[str, Any]]:
             "mixture-of-experts models are not supported in GGUF files",
             hint="use an MLX version of the model",
         )
-    config = _config(file, architecture)
-    weights = _weights(file, config, permuted=_MODEL_TYPES[architecture] == "llama")
-    implementation = import_module(f"mlx_lm.models.{config['model_type']}")
-    model = implementation.Model(implementation.ModelArgs.from_dict(config))
-
-    def quantization(path: str, module: nn.Module) -> bool | dict[str, int]:
-        if f"{path}.scales" not in weights:
-            return False
-        bits = weights[f"{path}.weight"].shape[-1] * 32 // module.weight.shape[-1]
-        return {"group_size": GROUP_SIZE, "bits": bits}
-
-    nn.quantize(model, class_predicate=quantization)
-    model.eval()
-    model.load_weights(list(weights.items()), strict=True)
-    return model, config
+    return _config(file, architecture)
 
 
 def quantization_name(file: GGUFFile) -> str | None:

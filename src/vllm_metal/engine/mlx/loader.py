@@ -121,15 +121,16 @@ def _load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dic
     generation_config = {}
     if (path / "generation_config.json").exists():
         generation_config = store.read_json(path / "generation_config.json")
-    _check_architecture(config)
+    check_architecture(config)
     safetensors.check_files(path)
     model, full_config = _fenced(path, mlx_lm_utils.load_model, path, lazy=True)
     # mlx-lm lets the generation config's end tokens replace the model's; both count here.
     full_config["eos_token_id"] = _end_token_ids(config)
-    return model, full_config, _quantization_name(full_config), generation_config
+    return model, full_config, quantization_name(full_config), generation_config
 
 
-def _check_architecture(config: dict[str, Any]) -> None:
+def check_architecture(config: dict[str, Any]) -> None:
+    """Raises UnsupportedModel."""
     model_type = str(config.get("model_type"))
     if "model_file" in config:
         raise UnsupportedModel(
@@ -207,7 +208,8 @@ def _generation_defaults(generation_config: dict[str, Any]) -> dict[str, float]:
     return defaults
 
 
-def _quantization_name(config: dict[str, Any]) -> str | None:
+def quantization_name(config: dict[str, Any]) -> str | None:
+    """What MLX's own quantization in a config is called."""
     quantization = config.get("quantization")
     if quantization is None:
         return None

@@ -1,0 +1,88 @@
+"""What a model on disk is and will take, from its headers. A program of its own, as MLX may fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from vllm_metal.engine.mlx import device, gguf, gguf_model, loader, safetensors
+from vllm_metal.errors import MetalError
+from vllm_metal.hub import store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """`kind` is "MLX", "safetensors" or "GGUF"; `quantized_by` the method of another program's weights.
+
+    `kv_bytes_per_token` is at most that, None for a model that says too little; `working_set_bytes` what the
+    GPU may use, None without one.
+    """
+
+    kind: str
+    number_format: str | None
+    quantized_by: str | None
+    weight_bytes: int
+    context_length: int
+    kv_bytes_per_token: int | None
+    working_set_bytes: int | None
+
+
+def measure(path: Path) -> Footprint:
+    """Raises NotAModel or UnsupportedModel, as loading would."""
+    quantized_by = None
+    if path.is_dir():
+        store.inspect(path)
+        config = store.read_json(path / "config.json")
+        loader.check_architecture(config)
+        safetensors.check_files(path)
+        number_format = loader.quantization_name(config)
+        kind = "MLX" if number_format else "safetensors"
+        if not number_format:
+            quantized_by = (config.get("quantization_config") or {}).get("quant_method")
+        weight_bytes = sum(file.stat().st_size for file in path.glob(store.WEIGHTS))
+    else:
+        file = gguf.GGUFFile(path)
+        config = gguf_model.read_config(file)
+        kind, number_format = "GGUF", gguf_model.quantization_name(file)
+        weight_bytes = sum(tensor.num_bytes for tensor in file.tensors.values())
+    text_config = config | (config.get("text_config") or {})
+    return Footprint(
+        kind=kind,
+        number_format=number_format or text_config.get("dtype") or text_config.get("torch_dtype"),
+        quantized_by=quantized_by,
+        weight_bytes=weight_bytes,
+        context_length=loader.context_length(config),
+        kv_bytes_per_token=_kv_bytes_per_token(text_config),
+        working_set_bytes=device.memory_bytes() if mx.is_available(mx.gpu) else None,
+    )
+
+
+def _kv_bytes_per_token(config: dict[str, Any]) -> int | None:
+    """Windows and layers without attention are not taken into account."""
+    item_bytes = 4 if config.get("dtype", config.get("torch_dtype")) == "float32" else 2
+    try:
+        num_layers = int(config["num_hidden_layers"])
+        if latent := config.get("kv_lora_rank"):
+            return num_layers * (int(latent) + int(config["qk_rope_head_dim"])) * item_bytes
+        num_heads = int(config["num_attention_heads"])
+        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    return 2 * num_layers * num_kv_heads * head_dim * item_bytes
+
+
+def main(path: Path) -> dict[str, Any]:
+    try:
+        return asdict(measure(path))
+    except MetalError as exc:
+        return {"error": exc.message, "hint": exc.hint}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))))
