@@ -99,7 +99,7 @@ def _judged(snapshot: Snapshot) -> Finding:
     if speed is not None:
         words.append(f"{speed:,.0f} tokens/s")
     if engine and engine.busy_ratio is not None:
-        words.append(f"engine busy {min(engine.busy_ratio, 1):.0%}")
+        words.append(f"engine busy {engine.busy_ratio:.0%}")
     message = "; ".join(words) or f"nothing tells: {snapshot.engine_problem}"
     if engine and engine.num_running == 0:
         return Finding(

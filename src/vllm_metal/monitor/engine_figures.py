@@ -53,6 +53,7 @@ def parse(text: str, time_s: float) -> Scrape:
 def figures(now: Scrape, before: Scrape | None = None) -> EngineFigures:
     """The state of `now`, and rates since `before`."""
     busy_s = _growth("metal:engine_busy_seconds_total", now, before)
+    busy_ratio = _rate("metal:engine_busy_seconds_total", now, before)
     return EngineFigures(
         num_running=_whole("vllm:num_requests_running", now),
         num_waiting=_whole("vllm:num_requests_waiting", now),
@@ -61,7 +62,8 @@ def figures(now: Scrape, before: Scrape | None = None) -> EngineFigures:
         kv_usage_ratio=now.values.get("vllm:kv_cache_usage_perc"),
         prefix_hit_ratio=_prefix_hit_ratio(now, before),
         step_time_s=_quotient(busy_s, _growth("vllm:iteration_tokens_total_count", now, before)),
-        busy_ratio=_rate("metal:engine_busy_seconds_total", now, before),
+        # A step counts when it ends, with what it took before the look began.
+        busy_ratio=None if busy_ratio is None else min(busy_ratio, 1.0),
         weights_bytes=_whole("metal:weights_bytes", now),
         kv_bytes=_whole("metal:kv_cache_bytes", now),
         cache_bytes=_whole("metal:memory_cache_bytes", now),
