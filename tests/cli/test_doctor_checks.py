@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from doctor_run import DATA, doctor, faults, prepare, running
+from doctor_run import DATA, doctor, faults, generates, prepare, running
 from fake_mac import FakeMac
 from scripted_server import Script, refuses, replies, serving, streams
 from vllm_metal.cli.main import app
@@ -216,7 +216,6 @@ def test_a_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         python_version=".".join(map(str, sys.version_info[:3])),
         python=sys.executable,
         launcher="",
-        created=0,
     )
     stamp.write(folder)
     assert doctor("--no-probe")[1]["venv"]["level"] == "ok"
@@ -278,6 +277,22 @@ def test_a_server_that_refuses_to_generate(server: Script) -> None:
     _, found = doctor()
     assert found["under load"]["level"] == "warning"
     assert found["under load"]["message"] == "the server does not generate: too many requests"
+
+
+def test_a_server_that_lets_only_some_in(server: Script) -> None:
+    server.on_chat(refuses(429, "too many requests", Retry_After="1"), generates)
+    _, found = doctor()
+    assert found["under load"]["level"] == "ok"
+
+
+def test_another_server_is_given_no_work(server: Script) -> None:
+    server.on("/health", replies({}))
+    _, found = doctor()
+    assert found["under load"]["level"] == "skipped"
+    server.on("/admin/model-folders", replies({}))
+    assert doctor()[1]["model folders"]["level"] == "skipped"
+    while not server.received.empty():
+        assert server.received.get().path in ("/health", "/admin/model-folders", "/metrics")
 
 
 def test_a_server_whose_answers_are_empty(server: Script) -> None:

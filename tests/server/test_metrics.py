@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from in_process import ask
 
 import tiny_folder
+from doctor_run import DATA
+from fake_mac import FakeMac
 from server_process import ServerProcess
 from vllm_metal.client import Client
 from vllm_metal.errors import MetalError
 from vllm_metal.monitor import engine_figures
+from vllm_metal.monitor.machine import Machine
+from vllm_metal.monitor.reading import GpuReading
+from vllm_metal.server.machine_watch import MachineWatch
 
 KEY = "sk-secret"
 AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
@@ -163,6 +170,48 @@ def test_without_a_model_there_are_figures_all_the_same() -> None:
     told = json.loads(ask("GET", "/admin/status").body)
     assert told["models"][0]["status"] in ("loading", "failed")
     assert told["models"][0]["mode"] is None
+
+
+def test_figures_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac = FakeMac(tmp_path / "mac")
+    mac.show(ioreg=DATA / "ioreg_m1_max_loaded.txt")
+    monkeypatch.setenv("PATH", mac.path)
+    values = engine_figures.parse(ask("GET", "/metrics").body.decode(), 0).values
+    assert values["metal:gpu_utilization_ratio"] == 0.95
+    assert values["metal:memory_pressure_level"] == 1
+    # Only `macmon` knows without root.
+    assert "metal:gpu_power_watts" not in values
+
+
+def test_a_tool_that_hangs_does_not_hold_up_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Machine(gpu=GpuReading(source="ioreg", utilization_ratio=0.5))
+    released, looks = threading.Event(), []
+
+    def look(*, with_mlx: bool) -> Machine:
+        looks.append(with_mlx)
+        assert released.wait(DEADLINE_S)
+        return told
+
+    monkeypatch.setattr("vllm_metal.monitor.machine.look", look)
+    monkeypatch.setattr("vllm_metal.server.machine_watch._PATIENCE_S", 0.01)
+
+    async def scrape() -> None:
+        watch = MachineWatch()
+        assert [await watch.look(with_mlx=False) for _ in range(3)] == [Machine()] * 3
+        assert len(looks) == 1
+        released.set()
+        deadline = time.monotonic() + DEADLINE_S
+        while await watch.look(with_mlx=False) != told:
+            assert time.monotonic() < deadline
+        # It is fresh enough for a while.
+        assert len(looks) == 1
+
+    asyncio.run(scrape())
+
+
+def test_a_look_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_metal.monitor.machine.look", lambda *, with_mlx: 1 / 0)
+    assert asyncio.run(MachineWatch().look(with_mlx=False)) == Machine()
 
 
 def test_the_client_tells_of_a_key_that_is_missing(metered: ServerProcess) -> None:

@@ -74,6 +74,8 @@ def model_folders(surroundings: Surroundings) -> Iterator[Finding]:
     try:
         folders = surroundings.client.model_folders()
     except MetalError:
+        folders = []
+    if not folders:
         yield Finding("skipped", "model folders", "no server tells what it can read")
         return
     refused = [folder for folder in folders if not folder["readable"]]
