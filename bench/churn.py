@@ -75,6 +75,9 @@ class WatchedStep:
     step: LaunchedStep
     kind: str
 
+    def sample(self) -> None:
+        self.step.sample()
+
     def read(self) -> ModelRunnerOutput:
         return self.runner.read(self.step, self.kind)
 

@@ -54,6 +54,9 @@ class StubStep:
     text: list[int]
     duration_s: float
 
+    def sample(self) -> None:
+        pass
+
     def read(self) -> ModelRunnerOutput:
         time.sleep(self.duration_s)
         text = self.text

@@ -55,6 +55,7 @@ def step(scheduler: Scheduler) -> float:
     begin_s = time.perf_counter()
     output = scheduler.schedule()
     scheduler.update_from_output(output)
+    scheduler.update_from_sampling(output)
     duration_s = time.perf_counter() - begin_s
     for request in output.num_scheduled_tokens:
         if request.num_pending_tokens:

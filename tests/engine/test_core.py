@@ -22,6 +22,9 @@ EOS = 2
 class ScriptedStep:
     computed: ModelRunnerOutput
 
+    def sample(self) -> None:
+        pass
+
     def read(self) -> ModelRunnerOutput:
         return self.computed
 

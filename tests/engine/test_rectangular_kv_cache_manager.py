@@ -67,6 +67,7 @@ class Engine:
             if num_tokens == request.num_remaining_tokens:
                 sampled.append(request)
         self.scheduler.update_from_output(output)
+        self.scheduler.update_from_sampling(output)
         self.flights.append(sampled)
         for request in self.flights.popleft():
             if request.status is not RequestStatus.FINISHED:

@@ -58,6 +58,7 @@ class Engine:
         scheduled = output.num_scheduled_tokens
         sampled = [request for request, n in scheduled.items() if n == request.num_remaining_tokens]
         self.scheduler.update_from_output(output)
+        self.scheduler.update_from_sampling(output)
         self.flights.append(sampled)
         for request in self.flights.popleft():
             if request.status is not RequestStatus.FINISHED:

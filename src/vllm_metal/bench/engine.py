@@ -214,6 +214,11 @@ class _TimedRunner:
         self.busy_s += time.perf_counter() - begin_s
         return _TimedStep(self, step, output.num_decodes, output.num_prefill_tokens)
 
+    def sample(self, step: _TimedStep) -> None:
+        begin_s = time.perf_counter()
+        step.step.sample()
+        self.busy_s += time.perf_counter() - begin_s
+
     def read(self, step: _TimedStep) -> ModelRunnerOutput:
         begin_s = time.perf_counter()
         computed = step.step.read()
@@ -239,6 +244,9 @@ class _TimedStep:
     step: LaunchedStep
     num_decodes: int
     num_prefill_tokens: int
+
+    def sample(self) -> None:
+        self.runner.sample(self)
 
     def read(self) -> ModelRunnerOutput:
         return self.runner.read(self)

@@ -37,6 +37,9 @@ class ModelRunnerOutput:
 class LaunchedStep(Protocol):
     """A step that the device computes."""
 
+    def sample(self) -> None:
+        """Start the sampling; no token of a request with a grammar may be pending. Raises as `read` does."""
+
     def read(self) -> ModelRunnerOutput:
         """Wait for it. Raises when the step failed as a whole."""
 
@@ -45,7 +48,7 @@ class ModelRunner(Protocol):
     """Computes steps, in order. A token that one needs may have yet to be sampled by the one before."""
 
     def launch(self, output: SchedulerOutput) -> LaunchedStep:
-        """Start a step. Raises when it fails as a whole."""
+        """Start a step, up to its sampling. Raises when it fails as a whole."""
 
     def reset(self) -> None:
         """Drop the KV of all requests."""
@@ -64,11 +67,13 @@ class _Flight:
     scheduled: SchedulerOutput
     step: LaunchedStep
     launched_at_s: float
+    sampled: bool = False
 
 
 class EngineCore:
     """With `overlap` each step is launched before the tokens of the one before are read, so that the device
-    computes while text is made; without, it is the plain loop that the other must agree with.
+    computes while text is made; without, it is the plain loop that the other must agree with. Where a
+    grammar needs those tokens, only the sampling waits for them.
     """
 
     def __init__(
@@ -133,15 +138,7 @@ class EngineCore:
             flight, self._in_flight = (self._in_flight, launched) if self.overlap else (launched, None)
             computed = self._read(flight) if flight else ModelRunnerOutput()
         except Exception:
-            running = set(self.scheduler.running)
-            if not running or running & self._recomputing:
-                raise
-            # Out of memory is the usual cause, and dropping all KV its usual cure.
-            logger.exception("a step failed; computing its requests again")
-            self._recomputing = running
-            self._in_flight = None
-            self.scheduler.preempt_all()
-            self.runner.reset()
+            self._recover()
             return []
         for request, (start, tokens) in computed.prompt_logprobs.items():
             # A step that was launched before its request was preempted may tell the same again.
@@ -151,6 +148,11 @@ class EngineCore:
             for request, token_id in computed.token_ids.items()
         ]
         outputs += [self._error(request, error) for request, error in computed.errors.items()]
+        if self._in_flight and not self._in_flight.sampled:
+            try:
+                self._sample(self._in_flight)
+            except Exception:
+                self._recover()
         return [output for output in outputs if output is not None]
 
     def stats(self) -> EngineStats:
@@ -183,7 +185,30 @@ class EngineCore:
         self._measurements.started(scheduled.num_scheduled_tokens, launched_at_s)
         flight = _Flight(scheduled, self.runner.launch(scheduled), launched_at_s)
         self.scheduler.update_from_output(scheduled)
+        if not any(
+            request.matcher and request.num_pending_tokens for request in scheduled.num_scheduled_tokens
+        ):
+            self._sample(flight)
         return flight
+
+    def _sample(self, flight: _Flight) -> None:
+        flight.step.sample()
+        self.scheduler.update_from_sampling(flight.scheduled)
+        flight.sampled = True
+
+    def _recover(self) -> None:
+        """Have all be computed again after a failed step. Raises the error that is being handled if that
+        cannot help.
+        """
+        running = set(self.scheduler.running)
+        if not running or running & self._recomputing:
+            raise
+        # Out of memory is the usual cause, and dropping all KV its usual cure.
+        logger.exception("a step failed; computing its requests again")
+        self._recomputing = running
+        self._in_flight = None
+        self.scheduler.preempt_all()
+        self.runner.reset()
 
     def _read(self, flight: _Flight) -> ModelRunnerOutput:
         computed = flight.step.read()
@@ -207,6 +232,10 @@ class EngineCore:
         if request.max_tokens:
             request.token_ids.append(token_id)
             self._generation_tokens += 1
+            if request.matcher:
+                request.matcher.advance(token_id)
+                if request.matcher.error:
+                    return self._error(request, request.matcher.error)
             output = self.output_processor.process(request, token_id, logprobs)
         else:  # Only the prompt was of interest.
             output = self.output_processor.end(request, FinishReason.LENGTH)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from vllm_metal.engine.outputs import FinishReason, TokenLogprobs
 from vllm_metal.engine.sampling_params import SamplingParams
+from vllm_metal.structure.matcher import Matcher
 
 
 class RequestStatus(Enum):
@@ -21,7 +22,8 @@ class Request:
     `num_computed_tokens` chases `num_tokens`: prefill, a chunk of it, decode and going on after a preemption
     are all the same subtraction. Tokens that are sampled but not read yet count as `num_pending_tokens` and
     have no id. `prompt_logprobs` are those known, from the prompt's second token on. `seed` is set for
-    requests that gave none too, so that a preempted one goes on as it began. Times are `perf_counter`'s.
+    requests that gave none too, so that a preempted one goes on as it began. `matcher` is where the answer's
+    known tokens stand in the grammar that it must follow, if any. Times are `perf_counter`'s.
     """
 
     __slots__ = (
@@ -30,6 +32,7 @@ class Request:
         "finish_reason",
         "first_token_s",
         "last_token_s",
+        "matcher",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -53,11 +56,13 @@ class Request:
         *,
         max_tokens: int,
         seed: int,
+        matcher: Matcher | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
         self.max_tokens = max_tokens
         self.seed = seed
+        self.matcher = matcher
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.prompt_logprobs: list[TokenLogprobs] = []

@@ -82,12 +82,16 @@ class Scheduler:
         return output
 
     def update_from_output(self, output: SchedulerOutput) -> None:
-        """Count the step's tokens as computed; what it samples is pending until it is read."""
+        """Count the step's tokens as computed."""
         for request, num_tokens in output.num_scheduled_tokens.items():
             was_prompt = request.num_computed_tokens < request.num_prompt_tokens
             request.num_computed_tokens += num_tokens
             if was_prompt:
                 self.kv.store(request)
+
+    def update_from_sampling(self, output: SchedulerOutput) -> None:
+        """Count what the step samples: pending until it is read."""
+        for request in output.num_scheduled_tokens:
             if request.num_remaining_tokens == 0:
                 request.num_pending_tokens += 1
 

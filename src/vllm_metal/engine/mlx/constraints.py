@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vllm_metal.engine.mlx.row_table import RowTable
 from vllm_metal.engine.request import Request
+from vllm_metal.structure.matcher import masks
 
 #: In the place of a pending token: whatever it is.
 _ANY = -1
@@ -18,7 +19,8 @@ _ANY = -1
 
 class Constraints:
     """What holds for a request at every position lies in a table on the device. What depends on the position
-    or on the tokens before it is looked up at every step, for those requests alone that ask for it.
+    or on the tokens before it is looked up at every step, for those requests alone that ask for it. A request
+    with a grammar may have no token pending.
     """
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
@@ -36,6 +38,9 @@ class Constraints:
             self._biases.arrange(biased, vocab_size)
         else:
             self._biases.clear()
+        self._matched = [
+            (row, request.matcher) for row, request in enumerate(rows) if request and request.matcher
+        ]
         self._watched = [
             (row, request) for row, request in enumerate(rows) if request and _is_watched(request)
         ]
@@ -47,6 +52,8 @@ class Constraints:
         """
         if self._biased:
             logits = logits + self._biases.array
+        if self._matched:
+            logits = mx.where(self._in_grammar(len(logits)), logits, -mx.inf)
         bans = [
             (row, token_id, pending, 0 if pending == _ANY else previous_rows[request])
             for row, request in self._watched
@@ -58,6 +65,22 @@ class Constraints:
         row, token_id, pending, previous_row = mx.array(bans, mx.int32).T
         banned = (pending == _ANY) | (pending == previous[previous_row].astype(mx.int32))
         return logits.at[row, token_id].add(mx.where(banned, -mx.inf, 0.0))
+
+    def _in_grammar(self, num_rows: int) -> mx.array:
+        """Whether each token may come next [rows, vocabulary]."""
+        rows, matchers = zip(*self._matched, strict=True)
+        made = masks(matchers)
+        # The model may have more logits than its tokenizer has tokens, or fewer.
+        num_words = -(-self._vocab_size // 32)
+        words = np.zeros((len(made) + 1, num_words), np.int32)
+        words[:-1, : made.shape[1]] = made[:, :num_words]
+        words[-1] = -1
+        mask_of = np.full(num_rows, len(made))
+        mask_of[list(rows)] = np.arange(len(made))
+        bits = mx.array(words.view(np.uint32))[mx.array(mask_of)][:, :, None] >> mx.arange(
+            32, dtype=mx.uint32
+        )
+        return (bits & 1).reshape(num_rows, -1)[:, : self._vocab_size].astype(mx.bool_)
 
     def _bans(self, request: Request) -> Iterator[tuple[int, int]]:
         """Tokens that may not come next, each with the pending token on which that depends."""

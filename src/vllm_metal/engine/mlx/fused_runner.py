@@ -11,8 +11,9 @@ import mlx.core as mx
 from vllm_metal.engine.mlx import device, head, linear, sdpa
 from vllm_metal.engine.mlx.fused import LayerKV, StepPlan, StepShape
 from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
-from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
+from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.slot_arrays import LayerShape, SlotArrays
+from vllm_metal.engine.mlx.step import Step
 from vllm_metal.engine.mlx.step_planner import StepPlanner
 from vllm_metal.engine.mlx.step_tokens import StepTokens
 from vllm_metal.engine.request import Request
@@ -49,35 +50,31 @@ class FusedRunner:
             linear.flatten_rows(model)
         self._selection = head.select_rows(model)
         self._arrays = SlotArrays(layers)
-        self._previous: SampledStep | None = None
+        self._previous: Step | None = None
         self._planner = StepPlanner(kv, static=static)
         self._traces: dict[tuple[StepShape, int], _Trace | None] = {}
         sdpa.install()
 
-    def launch(self, output: SchedulerOutput) -> SampledStep:
+    def launch(self, output: SchedulerOutput) -> Step:
         self._arrays.apply(self.kv.take_changes())
         scheduled = output.num_scheduled_tokens
+        prompt_logprobs = StepPromptLogprobs(scheduled)
         if not scheduled:
-            mx.async_eval(self._arrays.arrays)
-            return SampledStep.nothing()
-        tokens = StepTokens(self._previous)
+            return Step(self.sampler, None, [], prompt_logprobs, self._arrays.arrays)
+        tokens = StepTokens(self._previous.sampled if self._previous else None)
         shape = self._planner.plan(scheduled, tokens)
         rows: list[Request | None] = [None for _ in range(len(tokens))]
         for request, num_tokens in scheduled.items():
             if num_tokens == request.num_remaining_tokens:
                 rows[tokens.offsets[request] + num_tokens - 1] = request
-        prompt_logprobs = StepPromptLogprobs(scheduled)
         asked = prompt_logprobs.rows(tokens.offsets)
         selected = None
         if shape.openings or shape.chunks or asked:
             selected, rows = self._select(rows, asked)
         logits = self._compute(shape, tokens, selected)
-        step = self.sampler.sample(logits[: len(rows)], rows)
         prompt_logprobs.take(logits[len(rows) :])
-        step.prompt_logprobs = prompt_logprobs
-        mx.async_eval(step.arrays, self._arrays.arrays)
-        self._previous = step
-        return step
+        self._previous = Step(self.sampler, logits[: len(rows)], rows, prompt_logprobs, self._arrays.arrays)
+        return self._previous
 
     def reset(self) -> None:
         self.kv.forget_prefixes()

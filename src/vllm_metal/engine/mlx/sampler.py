@@ -15,7 +15,6 @@ from vllm_metal.engine.mlx.constraints import Constraints
 from vllm_metal.engine.mlx.draw import Draw
 from vllm_metal.engine.mlx.logprobs import Logprobs, StepLogprobs
 from vllm_metal.engine.mlx.penalties import Penalties
-from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
 from vllm_metal.engine.request import Request
 
 
@@ -33,8 +32,6 @@ class SampledStep:
         self.token_ids = token_ids
         self.valid = valid
         self.logprobs = logprobs
-        #: Set by the runner.
-        self.prompt_logprobs: StepPromptLogprobs | None = None
 
     @classmethod
     def nothing(cls) -> SampledStep:
@@ -44,8 +41,7 @@ class SampledStep:
     @property
     def arrays(self) -> list[mx.array]:
         """All that `read` waits for."""
-        told = (self.logprobs, self.prompt_logprobs)
-        return [self.token_ids, self.valid, *(array for each in told if each for array in each.arrays)]
+        return [self.token_ids, self.valid, *(self.logprobs.arrays if self.logprobs else ())]
 
     def read(self) -> ModelRunnerOutput:
         """Wait for the tokens. A row of NaN is an error of its request."""
@@ -61,8 +57,6 @@ class SampledStep:
                 output.errors[request] = "the model's output for this request is not a number (NaN)"
         if self.logprobs:
             output.logprobs = self.logprobs.read(output.token_ids)
-        if self.prompt_logprobs:
-            output.prompt_logprobs = self.prompt_logprobs.read()
         return output
 
 

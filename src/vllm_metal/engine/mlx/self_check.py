@@ -71,7 +71,7 @@ def agrees(model: Any, mode: Mode, vocab_size: int) -> bool:
             scheduled = {request: n for request, n in zip(requests, step, strict=True) if n}
             if isinstance(runner, FusedRunner) and not all(map(runner.kv.allocate, scheduled)):
                 return False
-            runner.launch(SchedulerOutput(scheduled))
+            runner.launch(SchedulerOutput(scheduled)).sample()
             for request, num_tokens in scheduled.items():
                 request.num_computed_tokens += num_tokens
             for request, logits in recorder.logits.items():

@@ -12,7 +12,8 @@ import mlx.core as mx
 
 from vllm_metal.engine.mlx import device, kv_cache
 from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
-from vllm_metal.engine.mlx.sampler import SampledStep, Sampler
+from vllm_metal.engine.mlx.sampler import Sampler
+from vllm_metal.engine.mlx.step import Step
 from vllm_metal.engine.mlx.step_tokens import StepTokens
 from vllm_metal.engine.rectangular_kv_cache_manager import (
     Change,
@@ -37,9 +38,9 @@ class SplitRunner:
         self._batch = kv_cache.DecodeBatch()
         self._caches: dict[Request, kv_cache.LayerCaches] = {}
         self._snapshots: dict[int, kv_cache.LayerCaches] = {}
-        self._previous: SampledStep | None = None
+        self._previous: Step | None = None
 
-    def launch(self, output: SchedulerOutput) -> SampledStep:
+    def launch(self, output: SchedulerOutput) -> Step:
         self._apply(self.kv.take_changes())
         rows = []
         prompt_logprobs = StepPromptLogprobs(output.num_scheduled_tokens)
@@ -49,13 +50,12 @@ class SplitRunner:
                 prompt_logprobs.take_chunk(request, self._prefill(request, num_prefill))
             if samples:
                 rows.append(request)
-        step = self._decode(rows) if rows else SampledStep.nothing()
-        step.prompt_logprobs = prompt_logprobs
+        logits, rows = self._decode(rows) if rows else (None, [])
         # Cache metadata too is evaluated at every step: left lazy, it grows into one graph of many steps.
         held = [self._batch.caches, *self._caches.values()]
-        mx.async_eval(step.arrays, [kv_cache.states(caches) for caches in held])
-        self._previous = step
-        return step
+        state = [kv_cache.states(caches) for caches in held]
+        self._previous = Step(self.sampler, logits, rows, prompt_logprobs, state)
+        return self._previous
 
     def reset(self) -> None:
         self.kv.forget_prefixes()
@@ -103,10 +103,11 @@ class SplitRunner:
         logits: mx.array = self.model(token_ids, cache=self._caches_of(request))
         return logits[0]
 
-    def _decode(self, rows: list[Request]) -> SampledStep:
+    def _decode(self, rows: list[Request]) -> tuple[mx.array, list[Request]]:
+        """Logits [rows, vocabulary], and whose they are."""
         if not self.batched:
             logits = [self._forward([request], self._caches_of(request)) for request in rows]
-            return self.sampler.sample(mx.concatenate(logits), rows)
+            return mx.concatenate(logits), rows
         decoding = set(self._batch.requests)
         joining = [request for request in rows if request not in decoding]
         self._batch.add(joining, [self._caches_of(request) for request in joining])
@@ -117,11 +118,11 @@ class SplitRunner:
             self._caches[request] = self._batch.extract(request)
         self._batch.remove(leaving)
         rows = list(self._batch.requests)
-        return self.sampler.sample(self._forward(rows, self._batch.caches), rows)
+        return self._forward(rows, self._batch.caches), rows
 
     def _forward(self, rows: list[Request], caches: kv_cache.LayerCaches) -> mx.array:
         """Logits [rows, vocabulary] of each request's last token."""
-        tokens = StepTokens(self._previous)
+        tokens = StepTokens(self._previous.sampled if self._previous else None)
         for request in rows:
             tokens.add(request, request.num_tokens - 1, 1)
         token_ids, _ = tokens.to_device()
