@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from doctor_run import DATA, doctor, faults, generates, prepare, running
 from fake_mac import FakeMac
-from scripted_server import Script, refuses, replies, serving, streams
+from scripted_server import Handler, Script, chunk, event, refuses, replies, serving, streams
 from vllm_metal.cli.main import app
 from vllm_metal.monitor import active_probe, mlx_process
 from vllm_metal.monitor.host import read
@@ -129,10 +130,10 @@ def test_a_gpu_that_does_not_compute(
     [
         ({}, "ok", "MLX, 4-bit, 10000 tokens of context"),
         ({"kind": "GGUF", "number_format": "Q4_1"}, "ok", "GGUF, Q4_1, "),
-        ({"kind": "safetensors", "number_format": "bfloat16"}, "ok", "safetensors, bfloat16, "),
-        ({"kind": "safetensors", "number_format": None}, "ok", "safetensors, unknown format, "),
+        ({"kind": "plain safetensors", "number_format": "bfloat16"}, "ok", "plain safetensors, bfloat16, "),
+        ({"kind": "plain safetensors", "number_format": None}, "ok", "plain safetensors, unknown format, "),
         (
-            {"kind": "safetensors", "number_format": None, "quantized_by": "awq"},
+            {"kind": "plain safetensors", "number_format": None, "quantized_by": "awq"},
             "warning",
             "quantized by `awq` for other programs",
         ),
@@ -293,6 +294,17 @@ def test_another_server_is_given_no_work(server: Script) -> None:
     assert doctor()[1]["model folders"]["level"] == "skipped"
     while not server.received.empty():
         assert server.received.get().path in ("/health", "/admin/model-folders", "/metrics")
+
+
+def test_thoughts_are_generated_too(server: Script) -> None:
+    def thinks(handler: Handler) -> None:
+        handler.begin_events()
+        while True:
+            handler.send_chunk(event(chunk(reasoning="hm")))
+            time.sleep(0.01)
+
+    server.on_chat(thinks)
+    assert doctor()[1]["under load"]["level"] == "ok"
 
 
 def test_a_server_whose_answers_are_empty(server: Script) -> None:

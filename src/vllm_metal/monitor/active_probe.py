@@ -81,8 +81,10 @@ def _generating(client: Client) -> Iterator[SimpleQueue[MetalError | None]]:
             while not enough.is_set():
                 is_empty = True
                 with closing(client.chat(messages, max_tokens=2048, ignore_eos=True)) as deltas:
+                    next(deltas, None)  # It opens the answer, before any token.
                     for delta in deltas:
-                        if delta.text:
+                        # What a model thinks has no text here, and is generated all the same.
+                        if delta.finish_reason is None and delta.usage is None:
                             is_empty = False
                             news.put(None)
                         if enough.is_set():

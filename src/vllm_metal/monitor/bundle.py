@@ -26,12 +26,15 @@ _SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "META
 
 def write(path: Path, surroundings: Surroundings, findings: Iterable[Finding]) -> None:
     """Raises MetalError for a file that is there already, or cannot be written."""
+    members = [
+        (name, _without_secrets(text, surroundings)) for name, text in _members(surroundings, findings)
+    ]
     try:
         # A report is its writer's own until it is sent.
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "wb") as out, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, text in _members(surroundings, findings):
-                archive.writestr(name, _without_secrets(text, surroundings))
+            for name, text in members:
+                archive.writestr(name, text)
     except FileExistsError:
         raise MetalError(f"`{path}` exists already", hint="name another file, or remove it") from None
     except OSError as exc:

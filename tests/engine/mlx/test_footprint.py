@@ -37,7 +37,11 @@ def test_a_folder(folder: Path) -> None:
     assert told["context_length"] == loaded.context_length
     # The file has a header before its weights.
     assert 0 <= told["weight_bytes"] - loaded.weight_bytes < 10_000
-    assert (told["kind"], told["number_format"], told["quantized_by"]) == ("safetensors", "float32", None)
+    assert (told["kind"], told["number_format"], told["quantized_by"]) == (
+        "plain safetensors",
+        "float32",
+        None,
+    )
 
 
 def test_a_gguf_file(smollm2_path: Path) -> None:

@@ -17,7 +17,7 @@ from vllm_metal.hub import store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """`kind` is "MLX", "safetensors" or "GGUF"; `quantized_by` the method of another program's weights.
+    """`kind` is "MLX", "plain safetensors" or "GGUF"; `quantized_by` the method of another program's weights.
 
     `kv_bytes_per_token` is at most that, None for a model that says too little; `working_set_bytes` what the
     GPU may use, None without one.
@@ -41,7 +41,7 @@ def measure(path: Path) -> Footprint:
         loader.check_architecture(config)
         safetensors.check_files(path)
         number_format = loader.quantization_name(config)
-        kind = "MLX" if number_format else "safetensors"
+        kind = "MLX" if number_format else "plain safetensors"
         if not number_format:
             quantized_by = (config.get("quantization_config") or {}).get("quant_method")
         weight_bytes = sum(file.stat().st_size for file in path.glob(store.WEIGHTS))
