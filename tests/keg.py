@@ -9,9 +9,11 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
 import vllm_metal
+from vllm_metal.service.venv import Stamp
 
 PYTHON = str(Path(sys.executable).resolve())
 
@@ -134,6 +136,11 @@ class TinyKeg(Keg):
     def change_version(self, version: str) -> None:
         """As an upgrade does."""
         (self.package / "__init__.py").write_text(f'__version__ = "{version}"\n')
+
+
+def stamp(version: Path, **known: str) -> None:
+    """Have `version` be one that `metal setup` has finished."""
+    Stamp(**dict.fromkeys((field.name for field in fields(Stamp)), "") | known).write(version)
 
 
 def make_wheel(folder: Path, name: str, files: Mapping[str, str]) -> Path:

@@ -63,5 +63,6 @@ def test_the_venv_is_in_the_home_unless_named(home, monkeypatch):
     assert paths.venv() == home / ".venv-vllm-metal"
     monkeypatch.setenv("VLLM_METAL_VENV", "~/other")
     assert paths.venv() == home / "other"
+    assert paths.venv("/named/../other") == Path("/other")
     monkeypatch.setenv("VLLM_METAL_VENV", "")
     assert paths.venv() == home / ".venv-vllm-metal"

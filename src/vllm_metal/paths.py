@@ -49,9 +49,16 @@ def cache_dir() -> Path:
     return _folder("Caches", "XDG_CACHE_HOME", ".cache")
 
 
-def venv() -> Path:
-    """The environment that `metal setup` makes: `VLLM_METAL_VENV`, else a folder in the home."""
-    return Path(expand_home(os.environ.get("VLLM_METAL_VENV") or "~/.venv-vllm-metal")).absolute()
+def venv(named: str | None = None) -> Path:
+    """The environment that `metal setup` makes: as `named`, else `VLLM_METAL_VENV`, else in the home."""
+    path = expand_home(named or os.environ.get("VLLM_METAL_VENV") or "~/.venv-vllm-metal")
+    # Not `Path.absolute`, which leaves `..` for launchd to trip over, nor `resolve`: the venv is a link.
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
+def launch_agents_dir() -> Path:
+    """Where launchd looks for the user's services, at each login."""
+    return Path(expand_home("~/Library/LaunchAgents"))
 
 
 def _folder(library: str, variable: str, unix: str) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import typer.main
@@ -65,7 +67,23 @@ def test_its_help_names_every_command(keg):
     done = keg.run("--help")
     assert done.returncode == 0
     for name in (*launcher.OWN_COMMANDS, *launcher.VENV_COMMANDS):
-        assert re.search(rf"^    {name}\s", done.stdout, re.MULTILINE)
+        assert re.search(rf"^    {name} +\S", done.stdout, re.MULTILINE)
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _parsers(each)
+
+
+@pytest.mark.parametrize("name", launcher.OWN_COMMANDS)
+def test_every_word_of_help_is_a_sentence(name):
+    for parser in _parsers(launcher.own_parser(name)):
+        actions = [action for action in parser._actions if action.option_strings]
+        for text in (parser.description, *(action.help for action in actions)):
+            assert re.fullmatch(r"[A-Z].*\.", text)
 
 
 def test_without_a_command_it_helps_and_fails_as_the_full_program_does(keg):

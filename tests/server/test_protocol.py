@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from in_process import MODEL, NAME, Reply, ask, send, with_server
 
+from keg import stamp
 from vllm_metal import __version__
 from vllm_metal.server import bodies
 
@@ -28,6 +29,12 @@ BOTH = pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 def test_version() -> None:
     reply = ask("GET", "/version")
     assert (reply.status, reply.json) == (200, {"version": __version__, "pid": os.getpid()})
+
+
+def test_version_names_the_code_that_runs_in_a_venv_of_metal_setup(tmp_path: Path, monkeypatch) -> None:
+    stamp(tmp_path, package_sha256="5f2c")
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert ask("GET", "/version").json["package_sha256"] == "5f2c"
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])

@@ -21,7 +21,7 @@ def test_a_taken_port_names_its_holder_and_a_way_out() -> None:
             sockets.bind(ServerConfig(port=port))
     assert caught.value.message.startswith(f"port {port} is used by `")
     assert caught.value.message.endswith(f"(pid {os.getpid()})")
-    assert caught.value.hint == f"choose another with `--port {port + 1}`"
+    assert caught.value.hint == f"choose another with `--port {port + 1}`, for the service with `server.port`"
 
 
 def test_a_port_taken_on_the_other_loopback_address_is_taken() -> None:

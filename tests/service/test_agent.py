@@ -16,6 +16,7 @@ from mac_user import User
 from scripted_server import replies, serving
 from server_process import METAL
 from vllm_metal import __version__
+from vllm_metal.service import package
 from vllm_metal.service.launchd import LABEL
 
 GUI, WITHOUT_SCREEN = f"gui/{os.getuid()}", f"user/{os.getuid()}"
@@ -177,6 +178,19 @@ def test_a_port_that_another_program_has_is_waited_for(no_model: User):
         assert f"port {port} is used by" in user.service("status").stderr
     status = user.status_when(answers)
     assert (status["start_error"], status["url"]) == (None, f"http://127.0.0.1:{port}")
+
+
+def test_the_same_version_of_other_code_wants_a_restart(no_model: User):
+    """Versions under development share a number."""
+    user = no_model
+    with serving() as other:
+        other.on("/health", replies({}))
+        port = int(other.url.rpartition(":")[2])
+        user.config(text=f"[server]\nport = {port}\n")
+        for package_sha256, restart_needed in ((package.sha256(), False), ("0" * 64, True)):
+            version = {"version": __version__, "pid": 1, "package_sha256": package_sha256}
+            other.on("/version", replies(version))
+            assert user.status()["restart_needed"] is restart_needed
 
 
 def test_a_disabled_label_is_enabled(no_model: User, launchd: FakeLaunchd):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_metal.errors import ServiceError
+from vllm_metal.service import launchctl
 from vllm_metal.service.launchctl import Job, parse_disabled, parse_job
 from vllm_metal.service.status import exit_meaning
 
@@ -78,6 +81,20 @@ def test_every_way_to_end_has_a_meaning():
     assert "Terminated" in exit_meaning("Terminated: 15")
     assert "42" in exit_meaning("42")
     assert exit_meaning("(never exited)") == exit_meaning(None)
+
+
+def test_a_code_that_we_do_not_know_is_one_to_ask_launchctl_about():
+    assert launchctl.meaning(125).endswith("nobody is logged in at the screen")
+    assert launchctl.meaning(77) == "77: see `launchctl error 77`"
+
+
+def test_a_launchctl_that_cannot_be_run_is_named(tmp_path, monkeypatch):
+    program = tmp_path / "launchctl"
+    program.touch(mode=0o755)
+    program.write_bytes(b"\0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ServiceError, match=f"^`{program}` cannot be run: Exec format error$"):
+        launchctl.find_job("gui/501/x")
 
 
 def test_old_and_new_words_for_disabled():

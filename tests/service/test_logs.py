@@ -31,6 +31,14 @@ def test_no_log_yet(user: User):
     assert f"there is no log `{user.log}` yet" in done.stderr
 
 
+def test_a_log_that_cannot_be_read(user: User):
+    user.log.mkdir(parents=True)
+    for follow in ([], ["--follow"]):
+        done = user.service("logs", *follow)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"error: cannot read `{user.log}`: Is a directory\n\nhint: ")
+
+
 def test_the_last_words_of_a_daemon_that_died_before_it_could_log(logged: User):
     logged.stdio.write_text("ModuleNotFoundError\n")
     os.utime(logged.log, (1, 1))

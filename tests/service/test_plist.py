@@ -95,6 +95,13 @@ def test_a_folder_that_cannot_be_made():
         plist.write(plist.render(METAL))
 
 
+def test_what_cannot_be_replaced_is_left_as_it_was():
+    plist.file().mkdir(parents=True)
+    with pytest.raises(ServiceError, match="cannot write"):
+        plist.write(plist.render(METAL))
+    assert [each.name for each in plist.file().parent.iterdir()] == [NAME]
+
+
 def test_homebrews_own_is_told_from_ours():
     ours = plistlib.loads(plist.render(METAL))
     sessions = ["Aqua", "Background", "LoginWindow", "StandardIO", "System"]

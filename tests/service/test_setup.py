@@ -283,6 +283,35 @@ def test_a_home_that_cannot_be_written_is_named(keg):
     assert str(keg.home) in done.stderr
 
 
+def test_a_disk_that_is_full_by_the_last_file_is_told_in_one_line(keg):
+    with (keg.package / "service/package.py").open("a") as package:
+        package.write(
+            "def _fail(*_):\n    raise OSError(28, 'No space left on device')\nshutil.copyfile = _fail\n"
+        )
+    done = keg.run("setup")
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        f"error: cannot make `{keg.venv}`: No space left on device\n\n"
+        "hint: free some space and run `metal setup` again\n"
+    )
+    assert keg.run("serve", **UNDER_LAUNCHD).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda stamp: stamp[:40], lambda _: "[]", lambda stamp: stamp.replace('"version"', '"later"')]
+    + [lambda stamp, name=name: json.dumps(json.loads(stamp) | {name: 3}) for name in ("python", "launcher")],
+)
+def test_a_stamp_that_is_none_has_the_venv_made_anew(keg, damage):
+    keg.run("setup")
+    before = keg.venv.resolve()
+    stamp = before / "vllm-metal.json"
+    stamp.write_text(damage(stamp.read_text()))
+    done = keg.run("chat")
+    assert (done.returncode, "creating" in done.stderr) == (0, True), done.stderr
+    assert keg.version_names() == {keg.venv.resolve().name} != {before.name}
+
+
 UNDER_LAUNCHD = {"XPC_SERVICE_NAME": launchd.LABEL}
 
 

@@ -6,10 +6,13 @@ import os
 import plistlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from keg import stamp
 from terminal import on_terminal
 from vllm_metal import paths
 from vllm_metal.errors import MetalError
@@ -195,6 +198,41 @@ def test_half_made_venv_goes(home):
     assert not list(home.iterdir())
 
 
+@contextmanager
+def _running_from(version: Path) -> Iterator[None]:
+    program = (
+        "import sys; from pathlib import Path; from vllm_metal.service import venv\n"
+        "venv.hold(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program, version], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield
+        process.communicate()
+
+
+def test_venv_that_something_runs_from_stays_and_all_else_goes(used):
+    version = paths.venv().resolve()
+    stamp(version)
+    with _running_from(version):
+        text = _run("--yes", code=1)
+        assert f"error: a `metal` still runs from `{version}`\n\nhint: end it" in text
+        assert (version / "bin" / "metal").exists()
+        assert not paths.log_dir().exists()
+    _run("--yes")
+    assert not os.path.lexists(paths.venv())
+
+
+def test_venv_goes_by_its_own_uninstall_too(used):
+    version = paths.venv().resolve()
+    stamp(version)
+    program = f"import sys; sys.prefix = {str(version)!r}; from vllm_metal.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "uninstall", "--yes"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert not version.exists()
+
+
 def test_files_of_others_beside_the_venvs_versions_stay(home, monkeypatch):
     """As `VLLM_METAL_VENV` may be any path, that of the versions may be somebody's folder."""
     monkeypatch.setenv("VLLM_METAL_VENV", str(home / "etc"))
@@ -222,6 +260,12 @@ def test_folder_that_is_a_link_stays_with_what_it_leads_to(home, tmp_path, folde
     folder().symlink_to(tmp_path / "elsewhere")
     assert f"{folder()}  0 B: it is a link to elsewhere" in _said_to_be_left(_run("--purge", "--yes"))
     assert (folder() / "chat_history").exists()
+
+
+def test_file_in_place_of_a_folder_of_ours_stays_and_is_named(home):
+    _write(paths.state_dir(), 10)
+    assert _said_to_be_left(_run("--yes")) == [f"{paths.state_dir()}  10 B: `metal` did not make it"]
+    assert paths.state_dir().exists()
 
 
 def test_links_in_our_folders_go_without_what_they_lead_to(home, tmp_path):

@@ -16,8 +16,11 @@ class Health(Struct, omit_defaults=True):
 
 
 class Version(Struct, omit_defaults=True):
+    """`package_sha256` is of the code that `metal setup` has put down: it changes without its version."""
+
     version: str
     pid: int
+    package_sha256: str | None = None
     restart_needed: bool = False
 
 

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -86,12 +87,22 @@ class Parser(argparse.ArgumentParser):
     """Options are never guessed from their first letters, and errors look as all others do."""
 
     def __init__(self, **known: Any) -> None:
-        super().__init__(allow_abbrev=False, add_help=False, **known)
+        super().__init__(allow_abbrev=False, add_help=False, formatter_class=_HelpFormatter, **known)
         self.add_argument("-h", "--help", action="help", help="Show this message and exit.")
 
     def error(self, message: str) -> NoReturn:
         printer.error(MetalError(message, hint=f"see `{self.prog} --help`"))
         sys.exit(2)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Has room for the longest command beside its words."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            # argparse forgets that it indents these once more.
+            self._action_max_length += self._indent_increment
 
 
 def _parser() -> Parser:
@@ -106,8 +117,12 @@ def _parser() -> Parser:
 
 
 def _become_venvs_metal(argv: Sequence[str]) -> NoReturn:
-    version = _ready_version()
-    venv.hold(version)
+    while True:
+        version = _ready_version()
+        # Another process may have renewed the venv meanwhile, and removed this version.
+        with suppress(FileNotFoundError):
+            venv.hold(version)
+            break
     python = str(version / "bin/python")
     os.execv(python, [python, str(version / "bin/metal"), *argv])
 

@@ -53,16 +53,18 @@ def _version(wanted: bool) -> None:
 
 @app.callback(help=launcher.DESCRIPTION)
 def metal(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """What is common to all commands."""
+    if context.invoked_subcommand not in launcher.OWN_COMMANDS:
+        # An upgrade may not remove what this runs from. A venv that `metal setup` did not make has no stamp.
+        with suppress(OSError):
+            venv.hold(Path(sys.prefix))
 
 
 def main() -> None:
     """Entry point of the venv's `metal`."""
-    # An upgrade may not remove what this runs from. A venv that `metal setup` did not make has no versions.
-    with suppress(OSError):
-        venv.hold(Path(sys.prefix))
     program.run(app)

@@ -28,7 +28,7 @@ _VERBS = {
     "start": "Start the installed service.",
     "stop": "Let the server finish its requests and stop it, until the next login.",
     "restart": "Stop and start the service, as after an upgrade.",
-    "status": "Tell how the service is; exits with 3 unless it is healthy.",
+    "status": "Tell how the service is; exit with 3 unless it is healthy.",
     "logs": "Print the end of the service's log.",
     "plist": "Print the property list that `install` would write.",
 }
@@ -37,10 +37,12 @@ _VERBS = {
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", required=True)
     parsers = {name: verbs.add_parser(name, help=words, description=words) for name, words in _VERBS.items()}
-    parsers["status"].add_argument("--json", action="store_true", help="print JSON")
+    parsers["status"].add_argument("--json", action="store_true", help="Print JSON.")
     logs = parsers["logs"]
-    logs.add_argument("-f", "--follow", action="store_true", help="go on as the log grows")
-    logs.add_argument("-n", "--lines", type=_count, default=50, metavar="N", help="lines to begin with (50)")
+    logs.add_argument("-f", "--follow", action="store_true", help="Go on as the log grows.")
+    logs.add_argument(
+        "-n", "--lines", type=_count, default=50, metavar="N", help="Lines to begin with; else 50."
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -59,7 +61,9 @@ def run(arguments: argparse.Namespace) -> None:
         try:
             printer.note(getattr(agent, verb)())
         except OSError as exc:
-            raise ServiceError(f"cannot change `{exc.filename}`: {exc.strerror}") from exc
+            raise ServiceError(
+                f"cannot change `{exc.filename}`: {exc.strerror}", hint=f"see `ls -ld '{exc.filename}'`"
+            ) from exc
 
 
 def _warn_of_variables() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from vllm_metal import paths
 from vllm_metal.cli import printer
 from vllm_metal.errors import SetupError
-from vllm_metal.service import requirements, setup
-from vllm_metal.service.venv import read_stamp
+from vllm_metal.service import requirements, setup, venv
 
 HELP = "Make the Python environment that models run in, unless it is here and current, and print its path."
 
@@ -20,16 +18,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="Make it anew in any case.")
     parser.add_argument("--print-lock", action="store_true", help="Print what would be installed, and stop.")
     words = "Make it at PATH, which `VLLM_METAL_VENV` names to the other commands."
-    parser.add_argument("--venv", type=Path, metavar="PATH", help=words)
+    parser.add_argument("--venv", metavar="PATH", help=words)
 
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.print_lock:
         printer.out(requirements.lock().text, end="")
         return
-    if stamp := read_stamp(Path(sys.prefix)):
+    if stamp := venv.own_stamp():
         _hand_over(stamp.launcher)
-    path = Path(paths.expand_home(str(arguments.venv))).absolute() if arguments.venv else paths.venv()
+    path = paths.venv(arguments.venv)
     setup.ensure(path, printer.note, force=arguments.force)
     if path != paths.venv():
         printer.note(f"set `VLLM_METAL_VENV` to `{path}`, so that other commands find it")

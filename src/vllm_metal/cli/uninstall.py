@@ -18,8 +18,8 @@ HELP = "Remove the service, the venv, caches and logs, and tell what stays."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--purge", action="store_true", help="remove the configuration and models too")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("--purge", action="store_true", help="Remove the configuration and models too.")
+    parser.add_argument("-y", "--yes", action="store_true", help="Do not ask.")
 
 
 def run(arguments: argparse.Namespace) -> None:

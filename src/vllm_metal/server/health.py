@@ -10,6 +10,7 @@ from vllm_metal import __version__
 from vllm_metal.api.health import Health, Load, Version
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import INSTALLATION, MANAGER
+from vllm_metal.service import venv
 
 
 async def health(request: web.Request) -> web.Response:
@@ -26,7 +27,15 @@ async def health(request: web.Request) -> web.Response:
 
 async def version(request: web.Request) -> web.Response:
     """Which version and process runs, and whether an upgrade awaits its restart."""
-    return bodies.reply(Version(__version__, os.getpid(), request.app[INSTALLATION].is_outdated()))
+    stamp = venv.own_stamp()
+    return bodies.reply(
+        Version(
+            __version__,
+            os.getpid(),
+            stamp.package_sha256 if stamp else None,
+            request.app[INSTALLATION].is_outdated(),
+        )
+    )
 
 
 async def load(request: web.Request) -> web.Response:

@@ -115,7 +115,7 @@ def _bind_error(exc: OSError, host: str, port: int) -> MetalError:
     if exc.errno == errno.EADDRINUSE:
         return PortInUse(
             f"port {port} is used by {_holder(port) or 'another program'}",
-            hint=f"choose another with `--port {port + 1}`",
+            hint=f"choose another with `--port {port + 1}`, for the service with `server.port`",
         )
     if exc.errno in _NO_SUCH_ADDRESS:
         return ConfigError(
@@ -167,4 +167,7 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
             return
-    raise PortInUse(f"`{path}` is used by another server", hint="choose another with `--uds`")
+    raise PortInUse(
+        f"`{path}` is used by another server",
+        hint="choose another with `--uds`, for the service with `server.uds`",
+    )

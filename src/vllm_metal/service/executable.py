@@ -21,7 +21,7 @@ def find() -> Path:
 
 
 def _launcher() -> Path | None:
-    stamp = venv.read_stamp(Path(sys.prefix))
+    stamp = venv.own_stamp()
     return Path(stamp.launcher) if stamp else None
 
 

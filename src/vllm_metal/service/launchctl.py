@@ -18,7 +18,7 @@ IN_PROGRESS = 36
 ALREADY_IN_PROGRESS = 37
 NO_SUCH_SERVICE = 113
 
-MEANINGS = {
+_MEANINGS = {
     NO_SUCH_PROCESS: "the service is not loaded",
     IO_ERROR: "launchd gives no reason; the service may still be stopping, or be switched off in Login Items",
     IN_PROGRESS: "the service is still stopping",
@@ -80,7 +80,7 @@ def parse_disabled(text: str) -> set[str]:
 
 
 def meaning(code: int) -> str:
-    return f"{code}: {MEANINGS.get(code, 'see `launchctl error`')}"
+    return f"{code}: {_MEANINGS.get(code, f'see `launchctl error {code}`')}"
 
 
 def domains() -> tuple[str, str]:
@@ -142,5 +142,10 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
             timeout=_TIMEOUT_S,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise ServiceError(f"`launchctl {arguments[0]}` failed: {exc}") from exc
+    except OSError as exc:
+        raise ServiceError(f"`{program}` cannot be run: {exc.strerror}") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise ServiceError(
+            f"`launchctl {' '.join(arguments)}` gave no answer within {_TIMEOUT_S} s",
+            hint="launchd may be out of order until you log in anew",
+        ) from exc

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from vllm_metal.errors import ServiceError
+
 _POLL_S = 0.2
 
 
 def tail(path: Path, num_lines: int) -> str:
-    """The last lines; empty where there is no file."""
+    """The last lines; empty where there is no file. Raises ServiceError."""
     file = _open(path)
     if file is None:
         return ""
@@ -22,7 +24,7 @@ def tail(path: Path, num_lines: int) -> str:
 
 
 def follow(path: Path, num_lines: int) -> Iterator[str]:
-    """The last lines, then whatever is appended to the file that has the name; without end."""
+    """The last lines, then without end what is appended to the file of that name. Raises ServiceError."""
     file = _open(path)
     if file:
         yield "".join(deque(file, maxlen=num_lines))
@@ -42,6 +44,8 @@ def _open(path: Path) -> TextIO | None:
         return path.open(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise ServiceError(f"cannot read `{path}`: {exc.strerror}", hint=f"see `ls -l '{path}'`") from exc
 
 
 def _is_another(path: Path, file: TextIO | None) -> bool:

@@ -32,23 +32,30 @@ main()
 def sha256() -> str:
     """Of all files, the locks included: a development version changes without its number."""
     digest = hashlib.sha256()
-    for path in sorted(FOLDER.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(FOLDER)}\0{len(content)}\0".encode())
-            digest.update(content)
+    for path in _files():
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(FOLDER)}\0{len(content)}\0".encode())
+        digest.update(content)
     return digest.hexdigest()
 
 
 def install(venv: Path, requirements: Iterable[str]) -> None:
     """Copy the package into the venv, with its commands and metadata that ask for `requirements`."""
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
-    shutil.copytree(FOLDER, site_packages / FOLDER.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in _files():
+        copy = site_packages / path.relative_to(FOLDER.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        # Not all at once by `copytree`, which gathers what went wrong into pages of text.
+        shutil.copyfile(path, copy)
     _write_metadata(site_packages / f"vllm_metal-{vllm_metal.__version__}.dist-info", requirements)
     for command in COMMANDS:
         script = venv / "bin" / command
         script.write_text(_SCRIPT.format(python=shlex.quote(str(venv / "bin/python"))), encoding="utf-8")
         script.chmod(0o755)
+
+
+def _files() -> list[Path]:
+    return [path for path in sorted(FOLDER.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
 
 
 def _write_metadata(folder: Path, requirements: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ import plistlib
 import re
 import string
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,8 +24,8 @@ _SYSTEM_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 def file() -> Path:
-    """Where launchd looks for the user's services, at each login."""
-    return Path.home() / "Library" / "LaunchAgents" / f"{launchd.LABEL}.plist"
+    """That of the user's service."""
+    return paths.launch_agents_dir() / f"{launchd.LABEL}.plist"
 
 
 def render(program: Path) -> bytes:
@@ -77,15 +78,17 @@ def is_written(content: bytes) -> bool:
 def write(content: bytes) -> None:
     """Replace the user's plist whole; launchd refuses one that others may write to. Raises ServiceError."""
     path = file()
+    part = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
         part.write_bytes(content)
         part.chmod(0o644)
         part.replace(path)
     except OSError as exc:
+        with suppress(OSError):
+            part.unlink()
         raise ServiceError(
-            f"cannot write `{path}`: {exc.strerror}", hint=f"see `ls -ld {path.parent}`"
+            f"cannot write `{path}`: {exc.strerror}", hint=f"see `ls -ld '{path.parent}' '{path}'`"
         ) from exc
 
 

@@ -18,6 +18,7 @@ class Answer:
     detail: str | None = None
     pid: int | None = None
     version: str | None = None
+    package_sha256: str | None = None
     restart_needed: bool = False
 
 
@@ -45,6 +46,7 @@ def ask() -> Answer:
         detail,
         version.get("pid"),
         version.get("version"),
+        version.get("package_sha256"),
         bool(version.get("restart_needed")),
     )
 

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,7 +29,8 @@ _NO_NETWORK = re.compile(
     r"|timed out|connection (refused|reset|aborted)|dns error|error sending request",
     re.IGNORECASE,
 )
-_DISK_FULL = re.compile(r"no space left on device", re.IGNORECASE)
+_DISK_FULL = re.compile(r"no space left on device|dis[ck] quota exceeded", re.IGNORECASE)
+_DISK_FULL_HINT = "free some space and run `metal setup` again"
 # Whether it is fit for this system, nothing but loading it can show.
 _LOADS = "import mlx.core"
 
@@ -55,10 +55,12 @@ def ensure(venv: Path, on_stage: Callable[[str], None], *, force: bool = False) 
                     raise
             return venv.resolve()
     except OSError as exc:
+        is_full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        elsewhere = f"see to `{venv.parent}`, or set `VLLM_METAL_VENV` to another path"
         raise SetupError(
             f"cannot make `{venv}`: {exc.strerror or exc}",
-            hint=f"see to `{venv.parent}`, or set `VLLM_METAL_VENV` to another path",
-            retryable=exc.errno == errno.ENOSPC,
+            hint=_DISK_FULL_HINT if is_full else elsewhere,
+            retryable=is_full,
         ) from exc
 
 
@@ -100,7 +102,6 @@ def _make(version: Path, lock: Lock, on_stage: Callable[[str], None], descriptor
         python_version=platform.python_version(),
         python=str(_base_python(python)),
         launcher=str(executable.find()),
-        created=int(time.time()),
     ).write(version)
 
 
@@ -151,5 +152,5 @@ def _failure(doing: str, code: int, lines: list[str]) -> SetupError:
     if _NO_NETWORK.search(output):
         return SetupError(message, hint="check the network and run `metal setup` again", retryable=True)
     if _DISK_FULL.search(output):
-        return SetupError(message, hint="free some space and run `metal setup` again", retryable=True)
+        return SetupError(message, hint=_DISK_FULL_HINT, retryable=True)
     return SetupError(message, hint="`metal setup` begins anew")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vllm_metal import __version__
-from vllm_metal.service import agent, executable, launchctl, launchd, plist, probe
+from vllm_metal.service import agent, executable, launchctl, launchd, package, plist, probe
 from vllm_metal.service.launchd import Reason
 
 
@@ -82,7 +82,6 @@ def read() -> Status:
     from_brew = plist.is_from_brew(plist.read(plist.file()))
     ours = installed and not from_brew
     answer = probe.ask()
-    outdated = answer.version is not None and answer.version != __version__
     return Status(
         managed_by="brew" if from_brew else "metal" if installed or loaded else None,
         installed=installed,
@@ -101,9 +100,14 @@ def read() -> Status:
         health_detail=answer.detail,
         version_running=answer.version,
         version_installed=__version__,
-        restart_needed=outdated or answer.restart_needed,
+        restart_needed=answer.restart_needed or _is_another(answer),
         start_error=launchd.read_reason(),
     )
+
+
+def _is_another(answer: probe.Answer) -> bool:
+    """Whether what answers is not what is installed; a development version changes without its number."""
+    return answer.version not in (None, __version__) or answer.package_sha256 not in (None, package.sha256())
 
 
 def exit_meaning(last_exit: str | None) -> str:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vllm_metal import config, paths
@@ -62,24 +63,24 @@ def carry_out(plan: Plan, on_busy: Callable[[], None]) -> None:
     """
     if plan.has_service:
         agent.uninstall()
-    failed: list[OSError] = []
+    steps: list[Callable[[], None]] = [partial(_remove, path) for path in plan.removed]
     if plan.has_venv:
-        with venv.exclusive(paths.venv(), on_busy):
-            venv.remove(paths.venv())
-    for path in plan.removed:
+        steps.append(partial(_remove_venv, on_busy))
+    failed: list[MetalError] = []
+    for step in steps:
         try:
-            _remove(path)
-        except OSError as exc:
+            step()
+        except MetalError as exc:
             failed.append(exc)
+        except OSError as exc:
+            hint = "everything else is; remove it by hand, or run this again once you may"
+            failed.append(MetalError(f"`{exc.filename}` cannot be removed: {exc.strerror}", hint=hint))
     for folder in plan.folders:
         # Not if something is kept in it.
         with suppress(OSError):
             folder.rmdir()
     if failed:
-        raise MetalError(
-            f"`{failed[0].filename}` cannot be removed: {failed[0].strerror}",
-            hint="everything else is; remove it by hand, or run this again once you may",
-        )
+        raise failed[0]
 
 
 def _has_service() -> bool:
@@ -107,6 +108,8 @@ def _contents(purge: bool) -> Iterator[tuple[Path, str]]:
             continue
         if folder.is_symlink():
             yield folder, "it is a link to elsewhere"
+        elif folder.exists() and not folder.is_dir():
+            yield folder, "`metal` did not make it"
         elif folder.is_dir() and folder.stat().st_uid != os.geteuid():
             yield folder, "it belongs to another user"
         elif folder.is_dir():
@@ -139,6 +142,11 @@ def _own_models_dir() -> Iterator[tuple[Path, str]]:
         folder = config.load(environ={}).models.store
         if folder != paths.models_dir() and folder.is_dir():
             yield folder, "`models.dir` names it, and others may use it"
+
+
+def _remove_venv(on_busy: Callable[[], None]) -> None:
+    with venv.exclusive(paths.venv(), on_busy):
+        venv.remove(paths.venv())
 
 
 def _remove(path: Path) -> None:

@@ -8,6 +8,7 @@ A venv cannot be moved, so each is made where it stays, and the link moves. What
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -37,7 +38,6 @@ class Stamp:
     python_version: str
     python: str
     launcher: str
-    created: int
 
     def write(self, folder: Path) -> None:
         part = folder / f"{_STAMP}.part"
@@ -48,9 +48,15 @@ class Stamp:
 def read_stamp(folder: Path) -> Stamp | None:
     """The stamp of a version, or of the one that a link leads to; None where there is none of ours."""
     try:
-        return Stamp(**json.loads((folder / _STAMP).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        fields = json.loads((folder / _STAMP).read_text(encoding="utf-8"))
+        return Stamp(**fields) if all(isinstance(each, str) for each in fields.values()) else None
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
+
+
+def own_stamp() -> Stamp | None:
+    """That of the version which this process runs from."""
+    return read_stamp(Path(sys.prefix))
 
 
 def is_current(stamp: Stamp) -> bool:
@@ -101,8 +107,12 @@ def hold(version: Path) -> None:
 
     Raises FileNotFoundError if it has been.
     """
-    stamp = os.open(version / _STAMP, os.O_RDONLY)
+    path = version / _STAMP
+    stamp = os.open(path, os.O_RDONLY)
     fcntl.flock(stamp, fcntl.LOCK_SH)
+    if not _is_at(stamp, path):
+        os.close(stamp)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     os.set_inheritable(stamp, True)
 
 
@@ -110,19 +120,23 @@ def prune(venv: Path) -> None:
     """Remove the versions that are half made, or left with nothing that runs from them; needs `exclusive`."""
     current = venv.resolve()
     for version in versions_dir(venv).resolve().iterdir():
-        if _VERSION.fullmatch(version.name) and version != current and not _is_held(version):
+        if _VERSION.fullmatch(version.name) and version != current and _invalidate(version):
             shutil.rmtree(version, ignore_errors=True)
 
 
-def _is_held(version: Path) -> bool:
+def _invalidate(version: Path) -> bool:
+    """Take the stamp away, so that nobody starts from `version` any more; false if something runs from it."""
+    path = version / _STAMP
     try:
-        with (version / _STAMP).open() as stamp:
+        with path.open() as stamp:
             fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
+            path.unlink()
     except BlockingIOError:
+        return False
+    except (FileNotFoundError, IsADirectoryError):
+        # Half made, or damaged.
         return True
-    return False
+    return True
 
 
 def contents(venv: Path) -> list[Path]:
@@ -137,17 +151,22 @@ def contents(venv: Path) -> list[Path]:
 
 
 def remove(venv: Path) -> None:
-    """Remove the link and all versions, also those in use; needs `exclusive`. Raises SetupError."""
-    try:
-        for path in contents(venv):
-            if path.is_symlink() or path.is_file():
-                path.unlink()
-            else:
-                shutil.rmtree(path)
-    except OSError as exc:
+    """Remove all versions and the link; needs `exclusive`.
+
+    Raises OSError, and SetupError if something runs from a version, which stays.
+    """
+    links = [path for path in contents(venv) if path.is_symlink() or path.is_file()]
+    versions = [path for path in contents(venv) if path not in links]
+    in_use = [version for version in versions if not _invalidate(version)]
+    for version in versions:
+        if version not in in_use:
+            shutil.rmtree(version)
+    if in_use:
         raise SetupError(
-            f"cannot remove `{exc.filename}`: {exc.strerror}", hint=f"see who owns `{venv.parent}`"
-        ) from exc
+            f"a `metal` still runs from `{in_use[0]}`", hint="end it, then run `metal uninstall` again"
+        )
+    for link in links:
+        link.unlink()
     with suppress(OSError):
         versions_dir(venv).rmdir()
 
