@@ -26,7 +26,9 @@ from vllm_metal.engine.step_pace import StepPace
 class IdDetokenizer:
     """Shows token 65 as `A`: enough to see what text an answer would have."""
 
-    def __init__(self, prompt_token_ids: list[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self, prompt_token_ids: list[int], skip_special_tokens: bool, visible: frozenset[int]
+    ) -> None:
         pass
 
     def add(self, token_id: int) -> str:

@@ -144,6 +144,16 @@ class ModelsConfig:
     chat_template: str = setting(
         "", "Jinja file, or the template itself; empty means the model's own", is_path=True
     )
+    tool_call_parser: str = setting(
+        "auto",
+        "Format of the model's tool calls; auto finds it, none leaves them in the text",
+        required=True,
+    )
+    reasoning_parser: str = setting(
+        "auto",
+        "Format of the model's reasoning; auto finds it, none leaves it in the text",
+        required=True,
+    )
     dir: str = setting("", "Folder of models kept outside the hub's cache", is_path=True)
     temperature: float | None = _sampling_default("Temperature", kind=float, minimum=0, maximum=100)
     top_p: float | None = _sampling_default("Top-p", kind=float, above=0, maximum=1)

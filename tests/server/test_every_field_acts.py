@@ -53,11 +53,13 @@ SEEN_IN = {
     "continue_final_message": "server/test_routes.py",
     "documents": "engine/mlx/test_tokenizer.py",
     "echo": "server/test_choices.py",
+    "include_reasoning": "server/test_tool_calls.py",
     "logprobs": "server/test_sampling_fields.py",
     "max_completion_tokens": "api/test_openai.py",
     "max_tokens": "server/test_choices.py",
     "messages": "server/test_choices.py",
     "model": "server/test_protocol.py",
+    "parallel_tool_calls": "server/test_tool_calls.py",
     "priority": "engine/test_scheduler.py",
     "prompt": "server/test_choices.py",
     "reasoning_effort": "api/test_openai.py",
@@ -68,6 +70,8 @@ SEEN_IN = {
     "stream_options": "server/test_streams.py",
     "suffix": "server/test_routes.py",
     "timeout": "server/test_server_process.py",
+    "tool_choice": "server/test_tool_calls.py",
+    "tools": "server/test_tool_calls.py",
     "top_logprobs": "server/test_sampling_fields.py",
 }
 

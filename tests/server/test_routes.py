@@ -64,7 +64,7 @@ def test_fields_are_described_as_they_are_read(document: dict[str, Any]) -> None
     fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert fields["stream"] == {"anyOf": [{"type": "boolean"}, {"type": "null"}], "default": False}
     assert fields["messages"]["minItems"] == 1
-    assert fields["tools"]["enum"] == [[], None]
+    assert fields["functions"]["enum"] == [[], None]
     assert fields["user"] == {"description": "Accepted without effect."}
     reply = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
     assert set(reply) == {"application/json", "text/event-stream"}

@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from vllm_metal.api import tools as tool_types
 from vllm_metal.api.generation import GenerationRequest, NumLogprobs, Positive
 from vllm_metal.api.prompt_logprobs import PromptLogprobs
+from vllm_metal.api.tools import Tool, ToolChoice, Tools
 from vllm_metal.api.usage import Usage
 from vllm_metal.errors import InvalidRequest
 
@@ -36,6 +38,9 @@ RENDERING_PARAMETERS = frozenset(
 
 # Variables that other fields of a request set.
 _SERVER_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents", "tools"})
+
+#: What templates call the reasoning of a message.
+REASONING_KEYS = ("reasoning", "reasoning_content", "thinking")
 
 ChatTemplate = Annotated[str, Meta(min_length=1, max_length=65_536)]
 
@@ -72,8 +77,16 @@ class ChatMessage(Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text or "" for part in self.content)
+        return self.content or ""
 
     def for_template(self, path: str) -> dict[str, Any]:
         """As chat templates take it; raises InvalidRequest, naming the field below `path`."""
@@ -83,6 +96,8 @@ class ChatMessage(Struct):
         }
         if self.name is not None:
             message["name"] = self.name
+        if reasoning := self.reasoning or self.reasoning_content:
+            message |= dict.fromkeys(REASONING_KEYS, reasoning)
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -112,16 +127,19 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         "functions": ([],),
         "modalities": (["text"],),
         "prediction": (),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "web_search_options": (),
     }
+    successors: ClassVar[dict[str, str]] = {"function_call": "tool_choice", "functions": "tools"}
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=16_384)]
     logprobs: bool = False
     top_logprobs: NumLogprobs = 0
     max_completion_tokens: Positive | None = None
+    tools: Tools = msgspec.field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    include_reasoning: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -139,14 +157,20 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
             raise InvalidRequest("`top_logprobs` needs `logprobs` to be true", param="top_logprobs")
         return asked
 
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        return [] if self.tool_choice == "none" else self.tools
+
     def template_messages(self) -> list[dict[str, Any]]:
         """Raises InvalidRequest for content that is not text."""
         return [message.for_template(f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     def template_kwargs(self) -> dict[str, Any]:
-        """What steers the template. Raises InvalidRequest for names that are not the client's, and where
-        the answer would both begin a message and go on with one.
+        """What steers the template. Raises InvalidRequest for names that are not the client's, for tools
+        that none could call, and where the answer would both begin a message and go on with one.
         """
+        tool_types.check(self.tools, self.tool_choice)
         if reserved := (RENDERING_PARAMETERS | _SERVER_VARIABLES) & self.chat_template_kwargs.keys():
             name = min(reserved)
             raise InvalidRequest(
@@ -160,11 +184,15 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         generation_prompt = self.add_generation_prompt
         if generation_prompt is None:
             generation_prompt = not self.continue_final_message
-        given = {
+        given: dict[str, Any] = {
             "reasoning_effort": self.reasoning_effort,
             "documents": self.documents,
             "chat_template": self.chat_template,
+            "tools": [tool.for_template() for tool in self.offered_tools] or None,
         }
+        if self.reasoning_effort == "none":
+            # What most templates call it that know of no effort.
+            given |= {"enable_thinking": False, "thinking": False}
         return {name: value for name, value in given.items() if value is not None} | {
             **self.chat_template_kwargs,
             "add_generation_prompt": generation_prompt,
@@ -189,9 +217,12 @@ class ChatLogprobs(Struct):
 
 
 class AssistantMessage(Struct):
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -212,9 +243,26 @@ class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionCallDelta(Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    """The first of a call has all but arguments, the others nothing else."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class Delta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

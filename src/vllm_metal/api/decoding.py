@@ -48,6 +48,8 @@ def _whole(value: object) -> object:
 def _refuse_unsupported(fields: dict[str, Any], request_type: type[RequestBody]) -> None:
     for name, neutral_values in request_type.unsupported.items():
         if name in fields and not any(_same(fields[name], neutral) for neutral in neutral_values):
+            if successor := request_type.successors.get(name):
+                raise InvalidRequest(f"`{name}` is not supported; `{successor}` has replaced it", param=name)
             raise InvalidRequest(f"`{name}` is not supported yet", param=name)
 
 

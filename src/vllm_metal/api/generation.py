@@ -58,7 +58,6 @@ class GenerationRequest(RequestBody, kw_only=True):
         {
             "client_metadata",
             "metadata",
-            "parallel_tool_calls",
             "prompt_cache_key",
             "prompt_cache_retention",
             "safety_identifier",

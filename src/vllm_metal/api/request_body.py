@@ -10,10 +10,11 @@ from msgspec import Struct
 class RequestBody(Struct, kw_only=True):
     """`unsupported` names the fields that are known but not honoured yet. The values listed there ask for
     nothing, so they pass; any other is refused. Fields of `without_effect` change no answer and may hold
-    anything.
+    anything. `successors` names what OpenAI has put in the place of old fields.
     """
 
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {}
     without_effect: ClassVar[frozenset[str]] = frozenset()
+    successors: ClassVar[dict[str, str]] = {}
 
     model: str | None = None

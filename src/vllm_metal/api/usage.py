@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct):
     cached_tokens: int
+
+
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
 
 
 class Usage(Struct):
@@ -14,3 +18,4 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET

@@ -54,6 +54,8 @@ def serve(
     revision: Annotated[str | None, _option("models.revision")] = None,
     tokenizer: Annotated[str | None, _option("models.tokenizer")] = None,
     chat_template: Annotated[str | None, _option("models.chat_template")] = None,
+    tool_call_parser: Annotated[str | None, _option("models.tool_call_parser")] = None,
+    reasoning_parser: Annotated[str | None, _option("models.reasoning_parser")] = None,
     dtype: Annotated[str | None, _option("engine.dtype")] = None,
     device: Annotated[str | None, _option("engine.device")] = None,
     max_model_len: Annotated[int | None, _option("engine.max_model_len")] = None,

@@ -20,6 +20,7 @@ from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import DeadlineExceeded, EngineBusy, EngineUnavailable, InvalidRequest, PromptTooLong
+from vllm_metal.parsing.output_formats import OutputFormats
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +50,15 @@ class Tokenizer(Protocol):
         self, chat_template: str, messages: list[dict[str, Any]], **variables: Any
     ) -> str: ...
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str: ...
+    def token_ids(self, tokens: Iterable[str]) -> frozenset[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
     """What loading a model gives. `max_model_len` counts prompt and answer tokens together.
 
-    `sampling_defaults` are the model's own values for SamplingParams, where a request leaves them open.
+    `sampling_defaults` are the model's own values for SamplingParams, where a request leaves them open, and
+    `formats` are those of its answers.
     """
 
     core: EngineCore
@@ -63,6 +66,7 @@ class LoadedEngine:
     max_model_len: int
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     summary: ModelSummary | None = None
+    formats: OutputFormats = field(default_factory=OutputFormats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,12 @@ class RequestStream:
         else:
             self._outputs[output.request_id] = output
         self._arrived.set()
+
+    def end(self, request_id: str) -> None:
+        """Want no more of a request, which may have ended by itself."""
+        self._close(request_id)
+        self._outputs.pop(request_id, None)
+        self._running.discard(request_id)
 
     @property
     def ended(self) -> bool:
@@ -194,6 +204,7 @@ class AsyncEngine:
         self.max_model_len = loaded.max_model_len
         self.sampling_defaults = loaded.sampling_defaults
         self.summary = loaded.summary
+        self.formats = loaded.formats
         self._idle_since_s = self._loop.time()
 
     async def encode(
@@ -260,6 +271,10 @@ class AsyncEngine:
         self._check_token_ids(param, token_ids)
         decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
         return await self._loop.run_in_executor(self._tokenizing, decode)
+
+    def token_ids(self, tokens: Iterable[str]) -> frozenset[int]:
+        """The ids of those of `tokens` that the vocabulary has."""
+        return self._tokenizer.token_ids(tokens)
 
     def check_room(self, num_requests: int) -> None:
         """Raises InvalidRequest for more requests than can ever be held at once, EngineBusy when there is no

@@ -27,12 +27,14 @@ class _Text:
 
 
 class OutputProcessor:
-    """`new_detokenizer` takes a prompt's token ids, since text may depend on what stands before it, and
-    whether to skip special tokens.
+    """`new_detokenizer` takes a prompt's token ids, since text may depend on what stands before it, whether
+    to skip special tokens, and the ids of those that show in any case.
     """
 
     def __init__(
-        self, new_detokenizer: Callable[[list[int], bool], Detokenizer], eos_token_ids: frozenset[int]
+        self,
+        new_detokenizer: Callable[[list[int], bool, frozenset[int]], Detokenizer],
+        eos_token_ids: frozenset[int],
     ) -> None:
         self._new_detokenizer = new_detokenizer
         self._eos_token_ids = eos_token_ids
@@ -40,7 +42,9 @@ class OutputProcessor:
 
     def add(self, request: Request) -> None:
         params = request.params
-        detokenizer = self._new_detokenizer(request.token_ids, params.skip_special_tokens)
+        detokenizer = self._new_detokenizer(
+            request.token_ids, params.skip_special_tokens, params.visible_token_ids
+        )
         stops = StopStrings(params.stop, included=params.include_stop_str_in_output)
         self._texts[request] = _Text(detokenizer, stops, params.end_token_ids(self._eos_token_ids))
 

@@ -21,8 +21,8 @@ class SamplingParams:
     context leaves. Generation ends before any of `stop` in the text and at any of `stop_token_ids`, which
     come on top of the model's own end tokens, but at none of them within the first `min_tokens`. What ended
     it is part of the text if `include_stop_str_in_output`, and special tokens are, by name, unless
-    `skip_special_tokens`. A lower `priority` is served earlier. Only requests of one `cache_salt` share KV of
-    texts that begin alike.
+    `skip_special_tokens`; those of `visible_token_ids` are in any case. A lower `priority` is served earlier.
+    Only requests of one `cache_salt` share KV of texts that begin alike.
 
     Presence and frequency penalties look at the tokens of the answer, the repetition penalty at the prompt's
     too. `logit_bias` pairs token ids with what is added to their logits. `allowed_token_ids` None means all.
@@ -51,6 +51,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    visible_token_ids: frozenset[int] = frozenset()
     priority: int = 0
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False

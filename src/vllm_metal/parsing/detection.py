@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from vllm_metal.api.chat import REASONING_KEYS
 from vllm_metal.errors import ConfigError
 from vllm_metal.parsing import reasoning_formats, tool_formats
 from vllm_metal.parsing.answer import Answer
@@ -51,6 +52,10 @@ class Choice(Generic[F]):
 
     format: F | None
     reason: str
+
+    @property
+    def name(self) -> str:
+        return self.format.name if self.format else "none"
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ def _format_of_call(text: str) -> ToolFormat | None:
 
 
 def _reproduces_reasoning(model: Model, candidate: ReasoningFormat) -> bool:
-    named = dict.fromkeys(("reasoning", "reasoning_content", "thinking"), _THOUGHT)
+    named = dict.fromkeys(REASONING_KEYS, _THOUGHT)
     try:
         prompt, text = model.answer_text({"role": "assistant", "content": _REPLY, **named})
     except Exception:

@@ -24,3 +24,7 @@ class ReasoningFormat:
     def is_open_in(self, prompt: str) -> bool:
         """Whether the template has begun the reasoning itself, at the very end of the prompt."""
         return prompt.rstrip().endswith(self.begin.rstrip())
+
+    def is_left_open_by(self, answer: str) -> bool:
+        """Whether an answer that is to be gone on with has begun to reason and not ended it."""
+        return answer.rfind(self.begin) > answer.rfind(self.end)

@@ -19,14 +19,29 @@ from vllm_metal.api.chat import (
     ChatCompletionRequest,
     ChatLogprobs,
     Delta,
+    FunctionCall,
+    FunctionCallDelta,
+    ToolCall,
+    ToolCallDelta,
 )
 from vllm_metal.api.usage import Usage
-from vllm_metal.engine.outputs import RequestOutput
+from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
+from vllm_metal.parsing.answer import Answer
+from vllm_metal.parsing.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from vllm_metal.server import bodies, generation, logprobs
+from vllm_metal.server.answer_reader import AnswerReader
 from vllm_metal.server.keys import CONFIG, MANAGER
 from vllm_metal.server.logprobs import TokenNames
+from vllm_metal.server.reading import Reading
 from vllm_metal.server.request_id import request_id
 
 
@@ -43,13 +58,16 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             messages, any_length=body.truncate_prompt_tokens is not None, **template_kwargs
         )
         prompt = generation.truncated(prompt, body, engine)
+        reading = await Reading.of(engine, body, prompt)
         wording = ChatWording(
             f"chatcmpl-{request_id(request)}",
             manager.served_names[0],
             body,
             prompt,
             TokenNames(engine.token_bytes, by_id=body.return_tokens_as_token_ids),
+            [ChatChoiceWording(reading.new_reader(params)) for _ in range(body.n)],
         )
+        params = reading.adapted(params, engine)
         choices = generation.choices(wording.id, [prompt], params, body.n, "messages")
         outputs = generation.begin(engine, choices, body, deadline)
         return await generation.respond(request, outputs, wording, body)
@@ -68,6 +86,47 @@ def template_inputs(
     return body.template_messages(), body.template_kwargs()
 
 
+class ChatChoiceWording:
+    """Puts one choice: what is read of it and not yet put, as deltas or as a message."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self.reader = reader
+        self._events: list[Event] = []
+
+    def read(self, output: RequestOutput) -> None:
+        self._events += self.reader.read(output)
+
+    def deltas(self) -> list[Delta]:
+        events, self._events = self._events, []
+        return [delta for event in events if (delta := _delta(event)) is not None]
+
+    def message(self) -> AssistantMessage:
+        answer = Answer.of(self._events)
+        message = AssistantMessage(answer.content)
+        if answer.reasoning:
+            message.reasoning = message.reasoning_content = answer.reasoning
+        if answer.tool_calls:
+            message.content = answer.content or None
+            message.tool_calls = [
+                ToolCall(FunctionCall(call.name, call.arguments), call.id) for call in answer.tool_calls
+            ]
+        return message
+
+
+def _delta(event: Event) -> Delta | None:
+    match event:
+        case ContentDelta(text):
+            return Delta(content=text)
+        case ReasoningDelta(text):
+            return Delta(reasoning=text, reasoning_content=text)
+        case ToolCallStart(index, id, name):
+            return Delta(tool_calls=[ToolCallDelta(index, FunctionCallDelta("", name), id, "function")])
+        case ToolCallArguments(index, text):
+            return Delta(tool_calls=[ToolCallDelta(index, FunctionCallDelta(text))])
+        case ToolCallEnd():
+            return None
+
+
 @dataclass(frozen=True, slots=True)
 class ChatWording:
     id: str
@@ -75,7 +134,12 @@ class ChatWording:
     body: ChatCompletionRequest
     prompt: list[int]
     names: TokenNames
+    choices: list[ChatChoiceWording]
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def read(self, index: int, output: RequestOutput) -> bool:
+        self.choices[index].read(output)
+        return self.choices[index].reader.enough
 
     def opening(self) -> list[ChatCompletionChunk]:
         beginning = Delta(role="assistant", content="")
@@ -84,18 +148,22 @@ class ChatWording:
             chunks[0].prompt_token_ids = self.prompt
         return chunks
 
-    def delta(
+    def deltas(
         self, index: int, output: RequestOutput, usage: Usage | UnsetType
-    ) -> ChatCompletionChunk | None:
+    ) -> list[ChatCompletionChunk]:
         token_ids = self._token_ids(output)
-        if not (output.text or output.logprobs or token_ids):
-            return None
-        delta = Delta(content=output.text)
-        choice = ChatChunkChoice(delta, None, index, self._logprobs(output), token_ids)
-        return self._chunk(choice, usage)
+        choices = [ChatChunkChoice(delta, index=index) for delta in self.choices[index].deltas()]
+        if output.logprobs or token_ids:
+            # They go with the tokens, of which some add nothing yet.
+            choices = choices or [ChatChunkChoice(Delta(content=""), index=index)]
+            choices[0].logprobs, choices[0].token_ids = self._logprobs(output), token_ids
+        return [self._chunk(choice, usage) for choice in choices]
 
-    def closing(self, index: int, finish_reason: str, usage: Usage | UnsetType) -> ChatCompletionChunk:
-        return self._chunk(ChatChunkChoice(Delta(), finish_reason, index), usage)
+    def closing(
+        self, index: int, finish_reason: FinishReason, usage: Usage | UnsetType
+    ) -> ChatCompletionChunk:
+        reason = self.choices[index].reader.finish_reason(finish_reason)
+        return self._chunk(ChatChunkChoice(Delta(), reason, index), usage)
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         return ChatCompletionChunk(self.id, self.created, self.model, [], usage)
@@ -112,9 +180,13 @@ class ChatWording:
 
     def _choice(self, index: int, output: RequestOutput) -> ChatChoice:
         assert output.finish_reason is not None
-        message = AssistantMessage(output.text)
+        wording = self.choices[index]
         return ChatChoice(
-            message, output.finish_reason, index, self._logprobs(output), self._token_ids(output)
+            wording.message(),
+            wording.reader.finish_reason(output.finish_reason),
+            index,
+            self._logprobs(output),
+            self._token_ids(output),
         )
 
     def _logprobs(self, output: RequestOutput) -> ChatLogprobs | None:

@@ -12,7 +12,7 @@ from msgspec import Struct, UnsetType
 from vllm_metal.api.completions import Completion, CompletionRequest, TextChoice, TextLogprobs
 from vllm_metal.api.usage import Usage
 from vllm_metal.engine.async_engine import AsyncEngine
-from vllm_metal.engine.outputs import RequestOutput
+from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, generation
@@ -124,16 +124,19 @@ class CompletionWording:
     choices: list[ChoiceWording]
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def read(self, index: int, output: RequestOutput) -> bool:
+        return False
+
     def opening(self) -> list[Struct]:
         return []
 
-    def delta(self, index: int, output: RequestOutput, usage: Usage | UnsetType) -> Completion | None:
+    def deltas(self, index: int, output: RequestOutput, usage: Usage | UnsetType) -> list[Completion]:
         choice = self.choices[index].piece(output)
         if not (choice.text or choice.logprobs or choice.token_ids):
-            return None
-        return self._completion([choice], usage)
+            return []
+        return [self._completion([choice], usage)]
 
-    def closing(self, index: int, finish_reason: str, usage: Usage | UnsetType) -> Completion:
+    def closing(self, index: int, finish_reason: FinishReason, usage: Usage | UnsetType) -> Completion:
         return self._completion([TextChoice("", finish_reason, index)], usage)
 
     def usage(self, usage: Usage) -> Completion:

@@ -16,8 +16,8 @@ from msgspec import UNSET, Struct, UnsetType
 from vllm_metal.api.generation import GenerationRequest, Progress
 from vllm_metal.api.usage import Usage
 from vllm_metal.engine.async_engine import AsyncEngine, NewRequest, RequestStream
+from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.engine.outputs import Progress as EngineProgress
-from vllm_metal.engine.outputs import RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies
@@ -27,11 +27,15 @@ from vllm_metal.server.tally import Tally
 
 
 class Wording(Protocol):
-    """How an endpoint puts an answer: as chunks (opening, deltas, closing, usage) or as a whole."""
+    """How an endpoint puts an answer: as chunks (opening, deltas, closing, usage) or as a whole.
 
+    It reads each output of a choice before it puts that, and says whether the answer has all it wants.
+    """
+
+    def read(self, index: int, output: RequestOutput) -> bool: ...
     def opening(self) -> Sequence[Struct]: ...
-    def delta(self, index: int, output: RequestOutput, usage: Usage | UnsetType) -> Struct | None: ...
-    def closing(self, index: int, finish_reason: str, usage: Usage | UnsetType) -> Struct: ...
+    def deltas(self, index: int, output: RequestOutput, usage: Usage | UnsetType) -> Sequence[Struct]: ...
+    def closing(self, index: int, finish_reason: FinishReason, usage: Usage | UnsetType) -> Struct: ...
     def usage(self, usage: Usage) -> Struct: ...
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Struct: ...
 
@@ -125,9 +129,9 @@ async def _streamed(
                         told[index] = progress
                         await events.comment(f"progress {msgspec.json.encode(progress).decode()}")
                     continue
+                _read(index, output, wording, outputs)
                 usage = tally.usage if options.continuous_usage_stats else UNSET
-                if (delta := wording.delta(index, output, usage)) is not None:
-                    chunks.append(delta)
+                chunks += wording.deltas(index, output, usage)
                 if output.finish_reason:
                     chunks.append(wording.closing(index, output.finish_reason, usage))
             request[USAGE] = tally.usage
@@ -135,6 +139,13 @@ async def _streamed(
                 chunks.append(wording.usage(tally.usage))
             await events.send(*chunks)
     return events.response
+
+
+def _read(index: int, output: RequestOutput, wording: Wording, outputs: RequestStream) -> None:
+    """What has all it wants ends here, though the model may go on."""
+    if wording.read(index, output):
+        output.finish_reason = FinishReason.STOP
+        outputs.end(output.request_id)
 
 
 def _progress(index: int, progress: EngineProgress, num_prompt_tokens: int) -> Progress:
@@ -148,6 +159,8 @@ async def _whole(
     wholes = [RequestOutput(each.request_id) for each in outputs.requests]
     async for news in outputs:
         for output in news:
-            wholes[tally.count(output)].merge(output)
+            index = tally.count(output)
+            _read(index, output, wording, outputs)
+            wholes[index].merge(output)
         request[USAGE] = tally.usage
     return bodies.reply(wording.whole(wholes, tally.usage))

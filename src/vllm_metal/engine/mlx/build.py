@@ -53,6 +53,9 @@ def build(path: Path, config: Config) -> LoadedEngine:
             tokenizer_path=Path(config.models.tokenizer) if config.models.tokenizer else None,
             chat_template=config.models.chat_template,
         )
+        formats = loaded.tokenizer.output_formats(
+            tools=config.models.tool_call_parser, reasoning=config.models.reasoning_parser
+        )
         max_num_batched_tokens = engine.max_num_batched_tokens or (
             _CPU_BATCHED_TOKENS if device.is_cpu() else _GPU_BATCHED_TOKENS
         )
@@ -78,7 +81,8 @@ def build(path: Path, config: Config) -> LoadedEngine:
         load_s=time.monotonic() - started,
     )
     logger.info(
-        "loaded `%s` in %.1f s: %s on %s, weights %.2f GB, KV budget %.2f GB, context %d, %s mode",
+        "loaded `%s` in %.1f s: %s on %s, weights %.2f GB, KV budget %.2f GB, context %d, %s mode, "
+        "tool calls as %s, reasoning as %s",
         path.name,
         summary.load_s,
         summary.number_format,
@@ -87,13 +91,15 @@ def build(path: Path, config: Config) -> LoadedEngine:
         kv.budget_bytes / 1e9,
         max_model_len,
         summary.mode,
+        formats.tools.name,
+        formats.reasoning.name,
     )
     processor = OutputProcessor(loaded.tokenizer.detokenizer, loaded.eos_token_ids)
     # On the CPU, launching a step waits for most of it: one ahead would hold every token back for a step, and
     # gains nothing once the BLAS has a thread for each core.
     core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu())
     sampling_defaults = loaded.generation_defaults | config.models.sampling_defaults
-    return LoadedEngine(core, loaded.tokenizer, max_model_len, sampling_defaults, summary)
+    return LoadedEngine(core, loaded.tokenizer, max_model_len, sampling_defaults, summary, formats)
 
 
 def _runner(

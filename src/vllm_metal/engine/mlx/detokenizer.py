@@ -75,7 +75,8 @@ class TokenBytes(dict[int, bytes]):
 
 
 class Detokenizer:
-    """The text of one answer as the continuation of its prompt. Special tokens add nothing, or their names.
+    """The text of one answer as the continuation of its prompt. Special tokens add nothing, or their names if
+    they are not to be skipped or are among those of `visible`.
 
     A character is held back until it is whole. U+FFFD stands only for bytes that can no longer become one.
     """
@@ -85,9 +86,11 @@ class Detokenizer:
         token_bytes: TokenBytes,
         prompt_token_ids: Sequence[int] = (),
         skip_special_tokens: bool = True,
+        visible: frozenset[int] = frozenset(),
     ) -> None:
         self._token_bytes = token_bytes
         self._skip_special_tokens = skip_special_tokens
+        self._visible = visible
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._at_start = not any(token_bytes[token_id] for token_id in prompt_token_ids)
         # A prompt may end within a character; its bytes belong to the answer's first one.
@@ -98,7 +101,7 @@ class Detokenizer:
         """The text that this token completes, often empty."""
         piece = self._token_bytes[token_id]
         if not piece:
-            if self._skip_special_tokens:
+            if self._skip_special_tokens and token_id not in self._visible:
                 return ""
             piece = self._token_bytes.spelling(token_id)
         elif self._at_start:

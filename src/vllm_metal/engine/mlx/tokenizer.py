@@ -16,6 +16,8 @@ from vllm_metal.engine.mlx import content_format, request_template
 from vllm_metal.engine.mlx.detokenizer import Detokenizer, TokenBytes
 from vllm_metal.engine.mlx.fill_in_middle import END_TOKENS, FillInMiddle
 from vllm_metal.errors import InvalidRequest, PromptTooLong
+from vllm_metal.parsing.detection import Model
+from vllm_metal.parsing.output_formats import OutputFormats
 
 
 class Tokenizer:
@@ -123,18 +125,19 @@ class Tokenizer:
                 param="chat_template_kwargs",
             )
         try:
-            text = self.template_renderer.apply_chat_template(
-                self._content_format.adapt(messages),
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **variables,
-            )
+            text = self._render(messages, add_generation_prompt=add_generation_prompt, **variables)
         # The template is the model's program over the client's messages: any failure means they do not fit.
         except Exception as exc:
             raise InvalidRequest(f"the chat template refused the messages: {exc}", param="messages") from exc
         return self.encode(
             text, add_special_tokens=add_special_tokens, max_tokens=max_tokens, param="messages"
         )
+
+    def _render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+        text: str = self.template_renderer.apply_chat_template(
+            self._content_format.adapt(messages), tokenize=False, **variables
+        )
+        return text
 
     def render_request_template(
         self, chat_template: str, messages: list[dict[str, Any]], **variables: Any
@@ -153,8 +156,23 @@ class Tokenizer:
         detokenizer = self.detokenizer((), skip_special_tokens)
         return "".join(map(detokenizer.add, token_ids)) + detokenizer.flush()
 
+    def token_ids(self, tokens: Iterable[str]) -> frozenset[int]:
+        """The ids of those of `tokens` that the vocabulary has."""
+        return frozenset(map(self.backend.token_to_id, tokens)) - {None}
+
     def detokenizer(
-        self, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        visible: frozenset[int] = frozenset(),
     ) -> Detokenizer:
         """A fresh detokenizer for one answer to the prompt."""
-        return Detokenizer(self.token_bytes, prompt_token_ids, skip_special_tokens)
+        return Detokenizer(self.token_bytes, prompt_token_ids, skip_special_tokens, visible)
+
+    def output_formats(self, *, tools: str = "auto", reasoning: str = "auto") -> OutputFormats:
+        """How answers are to be read, found unless named. Raises ConfigError for a name of no format."""
+        template = self.template_renderer.chat_template or ""
+        if isinstance(template, dict):  # one with tools, one without
+            template = "\n".join(template.values())
+        model = Model(template, self.backend.get_vocab(), self._render)
+        return OutputFormats.of(model, tools=tools, reasoning=reasoning)

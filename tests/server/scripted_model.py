@@ -1,0 +1,150 @@
+"""The real server and engine over a model that writes what the last message says, a byte at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from tokenizers import AddedToken
+
+import tiny_folder
+from vllm_metal.config import Config, ServerConfig
+from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
+from vllm_metal.engine.core import EngineCore, ModelRunnerOutput
+from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
+from vllm_metal.engine.mlx.tokenizer import Tokenizer
+from vllm_metal.engine.output_processor import OutputProcessor
+from vllm_metal.engine.outputs import TokenLogprobs
+from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
+from vllm_metal.engine.request import Request
+from vllm_metal.engine.scheduler import Scheduler, SchedulerOutput
+from vllm_metal.engine.step_pace import StepPace
+from vllm_metal.parsing.detection import Choice
+from vllm_metal.parsing.output_formats import OutputFormats
+from vllm_metal.parsing.reasoning_formats import REASONING_FORMATS
+from vllm_metal.parsing.tool_formats import TOOL_FORMATS
+from vllm_metal.server.run import running
+
+NAME = "scripted"
+#: \x01 begins a message, \x02 ends the last one; `opening` is what the template writes of the answer.
+TEMPLATE = """\
+{%- for tool in tools or [] %}\x01{{ tool | tojson }}{% endfor -%}
+{%- for message in messages %}\x01{{ message.reasoning or '' }}{{ message.content }}
+{%- for call in message.tool_calls or [] %}{{ call | tojson }}{% endfor -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}\x02{{ opening or '' }}{% endif -%}"""
+
+
+def tokenizer(special_tokens: frozenset[str]) -> Tokenizer:
+    fast = tiny_folder.tokenizer()
+    fast.backend_tokenizer.add_special_tokens(
+        [AddedToken(token, special=True) for token in sorted(special_tokens)]
+    )
+    return Tokenizer(fast, chat_template=TEMPLATE)
+
+
+@dataclass(frozen=True)
+class Step:
+    requests: list[Request]
+    runner: Runner
+
+    def sample(self) -> None:
+        pass
+
+    def read(self) -> ModelRunnerOutput:
+        output = ModelRunnerOutput()
+        for request in self.requests:
+            token_id = output.token_ids[request] = self.runner.next_token(request)
+            if request.params.logprobs is not None:
+                output.logprobs[request] = TokenLogprobs(token_id, -0.5)
+        return output
+
+
+class Runner:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def launch(self, output: SchedulerOutput) -> Step:
+        scheduled = output.num_scheduled_tokens.items()
+        return Step([request for request, num in scheduled if num == request.num_remaining_tokens], self)
+
+    def next_token(self, request: Request) -> int:
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        shown = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        message = shown.rpartition("\x01")[2].partition("\x02")[0]
+        answer = self._tokenizer.encode(message, add_special_tokens=False)
+        written = request.num_output_tokens
+        return answer[written] if written < len(answer) else min(self._tokenizer.eos_token_ids)
+
+    def reset(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Manager:
+    """What the server asks of its `ModelManager`, for an engine that is there."""
+
+    served_names = (NAME,)
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+
+    def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        await self.engine.stop()
+
+    @asynccontextmanager
+    async def acquire(self, name: str | None, *, deadline: float | None = None) -> AsyncIterator[AsyncEngine]:
+        yield self.engine
+
+
+def _load(formats: OutputFormats) -> LoadedEngine:
+    marks = frozenset[str]()
+    for each in (formats.tools.format, formats.reasoning.format):
+        marks |= each.visible_tokens if each else frozenset()
+    own = tokenizer(marks)
+    kv = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), 1 << 40)
+    scheduler = Scheduler(kv, max_num_seqs=8, max_num_batched_tokens=4096, pace=StepPace(100.0, min_chunk=16))
+    core = EngineCore(scheduler, Runner(own), OutputProcessor(own.detokenizer, own.eos_token_ids))
+    return LoadedEngine(core, own, 4096, formats=formats)
+
+
+@contextmanager
+def serving(tools: str | None, reasoning: str | None = None) -> Iterator[str]:
+    """The URL of a server whose model has these formats, every mark of which is a special token."""
+    formats = OutputFormats(
+        Choice(TOOL_FORMATS[tools] if tools else None, "the test says so"),
+        Choice(REASONING_FORMATS[reasoning] if reasoning else None, "the test says so"),
+    )
+    listening: Future[tuple[str, Callable[[], object]]] = Future()
+
+    async def serve() -> None:
+        engine = AsyncEngine(lambda: _load(formats), max_queued=64)
+        await engine.start()
+        async with running(Config(server=ServerConfig(port=0)), Manager(engine)) as [url, *_]:
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            listening.set_result((url, lambda: loop.call_soon_threadsafe(stop.set)))
+            await stop.wait()
+
+    with ThreadPoolExecutor(1) as thread:
+        served = thread.submit(asyncio.run, serve())
+        wait([served, listening], return_when=FIRST_COMPLETED)
+        if served.done():
+            served.result()
+        url, stop = listening.result()
+        try:
+            yield url
+        finally:
+            stop()
+            served.result()
