@@ -28,6 +28,8 @@ from typing import Any, NoReturn
 DEADLINE_S = 30
 _POLL_S = 0.02
 _DEFAULT_EXIT_TIMEOUT_S = 5
+# Tests would wait ten seconds for each new start.
+_THROTTLE_SCALE = 0.02
 _PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 _USER_VARIABLES = ("USER", "LOGNAME", "SHELL", "TMPDIR")
 
@@ -38,23 +40,18 @@ _TEXTS = {
     37: "Operation already in progress",
     112: "Could not find specified domain",
     113: "Could not find specified service",
-    119: "Service is disabled",
-    122: "Path had bad ownership/permissions",
     125: "Domain does not support specified action",
 }
 
 _KNOBS: dict[str, Any] = {
     # Code by domain that is not there: 112, or 125 for gui/UID over ssh.
     "absent": {},
-    # What `bootstrap` answers; other versions of macOS give 119, 37 and 122.
-    "disabled_code": 5,
+    # What `bootstrap` answers for what is loaded; other versions of macOS give 37.
     "loaded_code": 5,
-    "mode_code": 5,
     # So many calls of `bootstrap` are refused with 5, as while a label is still draining.
     "num_refusals": 0,
     # `bootout` answers 36 at once and lets the job drain.
     "leaves_draining": False,
-    "throttle_scale": 0.02,
     "exit_timeout_scale": 1.0,
     # Jobs end when this process does.
     "owner": 0,
@@ -189,9 +186,9 @@ class _Launchctl:
         if not isinstance(label, str) or not all(isinstance(each, str) for each in arguments):
             return 5
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return int(self._knobs["mode_code"])
+            return 5
         if self._disabled(domain).get(label):
-            return int(self._knobs["disabled_code"])
+            return 5
         if self._job(domain, label).is_loaded:
             return int(self._knobs["loaded_code"])
         sessions = entries.get("LimitLoadToSessionType", "Aqua")
@@ -212,24 +209,12 @@ class _Launchctl:
             _fail(36, "Boot-out failed: 36: Operation now in progress")
         job.wait_until_gone()
 
-    def call_kickstart(self, *arguments: str) -> None:
-        *options, target = arguments
+    def call_kickstart(self, target: str) -> None:
         job = self._require_job(target)
         runs = job.facts["runs"]
-        if "-k" in options and job.facts["pid"]:
-            job.ask(signal.SIGUSR2)
-            _wait_until(lambda: job.facts["runs"] > runs)
-        elif not job.facts["pid"]:
+        if not job.facts["pid"]:
             job.ask(signal.SIGUSR1)
             _wait_until(lambda: job.facts["runs"] > runs)
-        if "-p" in options:
-            print(job.facts["pid"])
-
-    def call_kill(self, name: str, target: str) -> None:
-        job = self._require_job(target)
-        if not job.facts["pid"]:
-            _fail(3, "Could not signal service: 3: No such process")
-        os.kill(job.facts["pid"], signal.Signals[name] if name.isalpha() else int(name))
 
     def call_enable(self, target: str) -> None:
         self._set_disabled(*_split(target), False)
@@ -252,9 +237,6 @@ class _Launchctl:
             for label, off in self._disabled(domain).items()
         ]
         print("\n\tdisabled services = {\n" + "".join(lines) + "\t}\n\n\tlogin item associations = {\n\t}")
-
-    def call_error(self, code: str) -> None:
-        print(f"{code}: {_TEXTS.get(int(code), 'unknown error code')}")
 
     def _require_domain(self, domain: str, words: str) -> None:
         if code := self._knobs["absent"].get(domain):
@@ -354,7 +336,7 @@ class _Supervisor:
     def run(self) -> None:
         with (self._folder / "alive").open("w") as alive:
             fcntl.flock(alive, fcntl.LOCK_EX)
-            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT):
                 signal.signal(number, lambda number, _: self._asked.update([number]))
             if self._entries.get("RunAtLoad") or self._entries.get("KeepAlive"):
                 self._spawn()
@@ -371,14 +353,10 @@ class _Supervisor:
         if self._asked[signal.SIGQUIT] or not _is_alive(self._knobs["owner"]):
             return False
         if self._asked[signal.SIGTERM]:
-            self._stop("draining")
+            self._stop()
             return False
         if self._process and self._process.poll() is not None:
             self._note_exit()
-        if self._asked.pop(signal.SIGUSR2, 0):
-            self._stop("running")
-            self._spawn()
-            return True
         wanted = self._asked.pop(signal.SIGUSR1, 0)
         due = self._next_start is not None and time.monotonic() >= self._next_start
         if not self._process and (wanted or due):
@@ -432,16 +410,16 @@ class _Supervisor:
         if isinstance(keep, dict):
             keep = keep.get("SuccessfulExit") == (not failed) or (crashed and keep.get("Crashed"))
         if keep:
-            pause_s = self._entries.get("ThrottleInterval", 10) * self._knobs["throttle_scale"]
+            pause_s = self._entries.get("ThrottleInterval", 10) * _THROTTLE_SCALE
             self._next_start = self._started + pause_s
             self._facts["state"] = "spawn scheduled"
         self._tell()
 
-    def _stop(self, state: str) -> None:
+    def _stop(self) -> None:
         """SIGTERM, and SIGKILL after ExitTimeOut."""
         if not self._process:
             return
-        self._facts["state"] = state
+        self._facts["state"] = "draining"
         self._tell()
         timeout_s = self._entries.get("ExitTimeOut", _DEFAULT_EXIT_TIMEOUT_S)
         deadline = time.monotonic() + timeout_s * self._knobs["exit_timeout_scale"]

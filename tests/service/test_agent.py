@@ -193,6 +193,16 @@ def test_the_same_version_of_other_code_wants_a_restart(no_model: User):
             assert user.status()["restart_needed"] is restart_needed
 
 
+def test_a_plist_that_others_may_write_to_is_written_anew(no_model: User):
+    """launchd would refuse it."""
+    user = no_model
+    user.does("install")
+    user.does("stop")
+    user.plist.chmod(0o664)
+    assert user.status()["plist_current"] is False
+    assert "started" in user.does("start")
+
+
 def test_a_disabled_label_is_enabled(no_model: User, launchd: FakeLaunchd):
     user = no_model
     user.does("install")

@@ -97,6 +97,16 @@ def test_a_launchctl_that_cannot_be_run_is_named(tmp_path, monkeypatch):
         launchctl.find_job("gui/501/x")
 
 
+def test_a_launchctl_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
+    program = tmp_path / "launchctl"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(launchctl, "_BOOTOUT_TIMEOUT_S", 0.1)
+    with pytest.raises(ServiceError, match="^`launchctl bootout gui/501/x` gave no answer within 0.1 s$"):
+        launchctl.bootout("gui/501/x")
+
+
 def test_old_and_new_words_for_disabled():
     states = {"a.b": "disabled", "c.d": "true", "e": "enabled", "f": "false"}
     lines = "".join(f'\t\t"{label}" => {state}\n' for label, state in states.items())

@@ -31,6 +31,14 @@ def test_no_log_yet(user: User):
     assert f"there is no log `{user.log}` yet" in done.stderr
 
 
+def test_a_service_that_makes_its_venv_tells_how_far_it_is(user: User):
+    user.stdio.parent.mkdir(parents=True)
+    user.stdio.write_text("checking\n")
+    done = user.service("logs")
+    assert (done.returncode, done.stdout) == (0, "checking\n")
+    assert f"`{user.stdio}`" in done.stderr
+
+
 def test_a_log_that_cannot_be_read(user: User):
     user.log.mkdir(parents=True)
     for follow in ([], ["--follow"]):

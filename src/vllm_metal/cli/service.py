@@ -111,8 +111,8 @@ def _rows(found: Status) -> Iterator[tuple[str, str]]:
 
 def _logs(num_lines: int, *, follow: bool) -> None:
     log, stdio = _log_file(), plist.stdio_file()
-    if _died_before_logging(log, stdio):
-        printer.note(f"the service ended after it wrote to `{stdio}`:")
+    if _has_news(stdio, log):
+        printer.note(f"what the service wrote to `{stdio}`, not yet or no longer able to log:")
         printer.out(log_tail.tail(stdio, num_lines), end="")
         printer.note(f"its log `{log}`:")
     elif not follow and not log.exists():
@@ -129,8 +129,12 @@ def _log_file() -> Path:
     return launchd.log_file()
 
 
-def _died_before_logging(log: Path, stdio: Path) -> bool:
-    loaded = agent.find()
-    if (loaded and loaded.job.pid) or not stdio.exists() or not stdio.stat().st_size:
+def _has_news(stdio: Path, log: Path) -> bool:
+    """Whether the service makes its venv, or ended before it could log."""
+    if not stdio.exists() or not stdio.stat().st_size:
         return False
-    return not log.exists() or log.stat().st_mtime < stdio.stat().st_mtime
+    if not log.exists():
+        return True
+    loaded = agent.find()
+    is_running = loaded is not None and loaded.job.pid is not None
+    return not is_running and log.stat().st_mtime < stdio.stat().st_mtime

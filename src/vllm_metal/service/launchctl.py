@@ -36,8 +36,9 @@ _MEANINGS = {
     155: "macOS holds the program in quarantine",
 }
 
-# `bootout` may wait for the service to end.
-_TIMEOUT_S = EXIT_TIMEOUT_S + 10
+_TIMEOUT_S = 30
+# It may wait for the service to end.
+_BOOTOUT_TIMEOUT_S = EXIT_TIMEOUT_S + 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def bootstrap(domain: str, plist: Path) -> int:
 
 
 def bootout(target: str) -> int:
-    return _run("bootout", target).returncode
+    return _run("bootout", target, timeout_s=_BOOTOUT_TIMEOUT_S).returncode
 
 
 def kickstart(target: str) -> int:
@@ -130,7 +131,7 @@ def require() -> str:
     return program
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(*arguments: str, timeout_s: float = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
     program = require()
     try:
         return subprocess.run(
@@ -139,13 +140,13 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except OSError as exc:
         raise ServiceError(f"`{program}` cannot be run: {exc.strerror}") from exc
     except subprocess.TimeoutExpired as exc:
         raise ServiceError(
-            f"`launchctl {' '.join(arguments)}` gave no answer within {_TIMEOUT_S} s",
+            f"`launchctl {' '.join(arguments)}` gave no answer within {timeout_s:g} s",
             hint="launchd may be out of order until you log in anew",
         ) from exc

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vllm_metal import paths
 from vllm_metal.errors import MetalError
+from vllm_metal.service import whole_file
 
 LABEL = "org.vllm-metal.serve"
 
@@ -55,15 +56,11 @@ def reason_file() -> Path:
 
 
 def write_reason(error: MetalError) -> None:
-    """Keep why the service did not start, for `metal service status`. Replaces the last one whole."""
-    path = reason_file()
+    """Keep why the service did not start, for `metal service status`."""
     reason = asdict(Reason(int(time.time()), error.message, error.hint))
-    part = path.with_suffix(f".{os.getpid()}")
     # On a full disk the log is all there is.
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(reason), encoding="utf-8")
-        part.replace(path)
+        whole_file.write(reason_file(), json.dumps(reason).encode())
 
 
 def read_reason() -> Reason | None:

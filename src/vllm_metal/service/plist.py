@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import plistlib
 import re
+import stat
 import string
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +16,7 @@ from xml.sax.saxutils import escape
 from vllm_metal import paths
 from vllm_metal.config import EXIT_TIMEOUT_S
 from vllm_metal.errors import ServiceError
-from vllm_metal.service import launchd
+from vllm_metal.service import launchd, whole_file
 from vllm_metal.service.open_files import NUM_OPEN_FILES
 
 _SYSTEM_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
@@ -68,27 +67,21 @@ def stdio_file() -> Path:
 
 
 def is_written(content: bytes) -> bool:
-    """Whether the user's plist is `content` to the byte."""
+    """Whether the user's plist is `content` to the byte, and hers alone to change, or launchd refuses it."""
     try:
-        return file().read_bytes() == content
+        others_may_write = file().stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return not others_may_write and file().read_bytes() == content
     except OSError:
         return False
 
 
 def write(content: bytes) -> None:
-    """Replace the user's plist whole; launchd refuses one that others may write to. Raises ServiceError."""
-    path = file()
-    part = path.with_suffix(f".{os.getpid()}")
+    """Replace the user's plist. Raises ServiceError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.chmod(0o644)
-        part.replace(path)
+        whole_file.write(file(), content)
     except OSError as exc:
-        with suppress(OSError):
-            part.unlink()
         raise ServiceError(
-            f"cannot write `{path}`: {exc.strerror}", hint=f"see `ls -ld '{path.parent}' '{path}'`"
+            f"cannot write `{file()}`: {exc.strerror}", hint=f"see `ls -ld '{file().parent}' '{file()}'`"
         ) from exc
 
 

@@ -62,7 +62,7 @@ class Status:
         if self.health != "ok":
             return (
                 f"the service runs but cannot be asked how it is: {self.health_detail}",
-                "see `metal service logs -f`; it may still be starting",
+                "see `metal service logs`; it may still be starting",
             )
         if self.restart_needed:
             return "the service still runs what was installed before", f"run `{restart}`"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import vllm_metal
 from vllm_metal.errors import SetupError
-from vllm_metal.service import package
+from vllm_metal.service import package, whole_file
 
 _STAMP = "vllm-metal.json"
 _VERSION = re.compile(r".+-[0-9a-f]{8}-\d+")
@@ -40,9 +40,7 @@ class Stamp:
     launcher: str
 
     def write(self, folder: Path) -> None:
-        part = folder / f"{_STAMP}.part"
-        part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        part.replace(folder / _STAMP)
+        whole_file.write(folder / _STAMP, f"{json.dumps(asdict(self), indent=2)}\n".encode())
 
 
 def read_stamp(folder: Path) -> Stamp | None:
