@@ -89,7 +89,8 @@ def make_core(
 def request(request_id: str, prompt: list[int], *, max_tokens: int = 12, **params: Any) -> Request:
     sampling = SamplingParams(**({"temperature": 0.0} | params))
     seed = sampling.seed if sampling.seed is not None else 0
-    return Request(request_id, prompt, sampling, max_tokens=max_tokens, seed=seed)
+    matcher = sampling.grammar.matcher() if sampling.grammar else None
+    return Request(request_id, prompt, sampling, max_tokens=max_tokens, seed=seed, matcher=matcher)
 
 
 def collect(outputs: Iterable[RequestOutput], answers: dict[str, Answer]) -> None:

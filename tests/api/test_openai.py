@@ -192,7 +192,6 @@ def test_any_other_value_is_refused(request_type: type[GenerationRequest], name:
     [
         ("n", True),
         ("echo", 0),
-        ("response_format", {"type": "json_object"}),
     ],
 )
 def test_a_look_alike_of_a_neutral_value_is_refused(name: str, value: object) -> None:

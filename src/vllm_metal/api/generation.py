@@ -8,8 +8,11 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, Struct
 
+from vllm_metal.api import structured_outputs
 from vllm_metal.api.request_body import RequestBody
+from vllm_metal.api.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
 from vllm_metal.errors import InvalidRequest
+from vllm_metal.structure.grammar import Grammar
 
 Positive = Annotated[int, Meta(ge=1)]
 StopStrings = Annotated[list[str], Meta(max_length=16)]
@@ -43,15 +46,9 @@ class GenerationRequest(RequestBody, kw_only=True):
 
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
         "early_stopping": (False,),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "guided_json": (),
-        "guided_regex": (),
         "length_penalty": (1,),
         "logits_processors": ([],),
-        "response_format": ({"type": "text"},),
         "spaces_between_special_tokens": (True,),
-        "structured_outputs": ({},),
         "use_beam_search": (False,),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(
@@ -90,6 +87,13 @@ class GenerationRequest(RequestBody, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     prompt_logprobs: NumLogprobs | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     return_token_ids: bool = False
@@ -141,6 +145,25 @@ class GenerationRequest(RequestBody, kw_only=True):
             "skip_reading_prefix_cache": self.skip_reading_prefix_cache,
         }
         return {name: value for name, value in asked.items() if value is not None}
+
+    def grammar(self) -> Grammar | None:
+        """What the answer must follow. Raises InvalidRequest where several things are asked for."""
+        guided = StructuredOutputs(
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+            whitespace_pattern=self.guided_whitespace_pattern,
+        )
+        asked = guided.grammars("guided_")
+        if self.structured_outputs is not None:
+            asked += self.structured_outputs.grammars()
+        if self.response_format is not None:
+            asked += filter(None, [structured_outputs.of_response_format(self.response_format)])
+        if len(asked) > 1:
+            first, second, *_ = asked
+            raise InvalidRequest(f"`{first.param}` cannot go with `{second.param}`", param=second.param)
+        return asked[0] if asked else None
 
 
 def _with_token_ids(logit_bias: dict[str, float]) -> Iterator[tuple[int, float]]:

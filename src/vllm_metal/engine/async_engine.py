@@ -21,6 +21,8 @@ from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import DeadlineExceeded, EngineBusy, EngineUnavailable, InvalidRequest, PromptTooLong
 from vllm_metal.parsing.output_formats import OutputFormats
+from vllm_metal.structure.compiler import CompiledGrammar, Compiler
+from vllm_metal.structure.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class LoadedEngine:
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     summary: ModelSummary | None = None
     formats: OutputFormats = field(default_factory=OutputFormats)
+    grammars: Compiler | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,7 @@ class AsyncEngine:
         self._rendering = ThreadPoolExecutor(2, thread_name_prefix="request template")
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._reporting: set[str] = set()
+        self._grammars: Compiler | None = None
         self._stopping = False
         self.stats = EngineStats()
         self.summary: ModelSummary | None = None
@@ -205,6 +209,7 @@ class AsyncEngine:
         self.sampling_defaults = loaded.sampling_defaults
         self.summary = loaded.summary
         self.formats = loaded.formats
+        self._grammars = loaded.grammars
         self._idle_since_s = self._loop.time()
 
     async def encode(
@@ -272,6 +277,12 @@ class AsyncEngine:
         decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
         return await self._loop.run_in_executor(self._tokenizing, decode)
 
+    async def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Raises InvalidRequest as `Compiler.compile` does."""
+        if self._grammars is None:
+            raise InvalidRequest("this model's answers cannot be held to a grammar", param=grammar.param)
+        return await self._grammars.compile(grammar)
+
     def token_ids(self, tokens: Iterable[str]) -> frozenset[int]:
         """The ids of those of `tokens` that the vocabulary has."""
         return self._tokenizer.token_ids(tokens)
@@ -322,6 +333,7 @@ class AsyncEngine:
             params,
             max_tokens=left if params.max_tokens is None else min(params.max_tokens, left),
             seed=params.seed if params.seed is not None else self._next_seed(),
+            matcher=params.grammar.matcher() if params.grammar else None,
         )
 
     async def stop(self) -> None:
@@ -333,6 +345,8 @@ class AsyncEngine:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._tokenizing.shutdown()
         self._rendering.shutdown(wait=False, cancel_futures=True)
+        if self._grammars is not None:
+            self._grammars.close()
 
     @property
     def num_streams(self) -> int:

@@ -59,6 +59,8 @@ class OutputProcessor:
         # Like an end token, a stop string in the first `min_tokens` ends nothing.
         if request.num_output_tokens > request.params.min_tokens:
             delta = text.stops.feed(delta)
+        # A grammar that nothing may follow ends the answer without an end token.
+        ended = ended or (request.matcher is not None and request.matcher.is_complete)
         reason = None
         if ended or text.stops.stopped or request.num_output_tokens >= request.max_tokens:
             if not text.stops.stopped:

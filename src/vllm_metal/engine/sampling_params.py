@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from vllm_metal.errors import InvalidRequest
+from vllm_metal.structure.compiler import CompiledGrammar
 
 #: Below it sampling is greedy.
 LEAST_TEMPERATURE = 1e-5
@@ -27,6 +28,7 @@ class SamplingParams:
     Presence and frequency penalties look at the tokens of the answer, the repetition penalty at the prompt's
     too. `logit_bias` pairs token ids with what is added to their logits. `allowed_token_ids` None means all.
     Of each of `bad_words`, sequences of token ids, the last token never follows the others in the answer.
+    The answer follows `grammar`, and ends where nothing more may follow.
     `logprobs` is how many of the most likely tokens are reported besides the one given; None means nothing.
     `prompt_logprobs` is the same for each token of the prompt but the first.
     """
@@ -41,6 +43,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: CompiledGrammar | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
@@ -108,7 +111,9 @@ class SamplingParams:
 
     @property
     def constrained(self) -> bool:
-        return bool(self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens)
+        return bool(
+            self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens or self.grammar
+        )
 
     @property
     def penalized(self) -> bool:

@@ -51,6 +51,8 @@ async def sampling_params(engine: AsyncEngine, body: GenerationRequest) -> Sampl
     asked = body.sampling()
     if body.bad_words:
         asked["bad_words"] = await engine.encode_words(body.bad_words)
+    if grammar := body.grammar():
+        asked["grammar"] = await engine.compile(grammar)
     return SamplingParams(**{**engine.sampling_defaults, **asked})
 
 

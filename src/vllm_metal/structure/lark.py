@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from vllm_metal.structure.grammar import Grammar
 
@@ -62,7 +62,8 @@ def _literals(text: str, special_token_ids: Mapping[str, int]) -> list[str]:
 def _any_to_lark(source: str) -> str:
     try:
         lark: str = any_to_lark(source)
-    except (GbnfToLarkError, RecursionError) as exc:
+    # Its reader of GBNF raises bare exceptions.
+    except Exception as exc:
         raise ValueError(f"the grammar is neither GBNF nor Lark: {exc}") from exc
     return lark
 

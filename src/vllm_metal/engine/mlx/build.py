@@ -26,6 +26,7 @@ from vllm_metal.engine.scheduler import Scheduler
 from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
 from vllm_metal.errors import ModelError
+from vllm_metal.structure.compiler import Compiler
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,12 @@ def build(path: Path, config: Config) -> LoadedEngine:
         )
         formats = loaded.tokenizer.output_formats(
             tools=config.models.tool_call_parser, reasoning=config.models.reasoning_parser
+        )
+        # Early, since reading the vocabulary holds up other threads.
+        grammars = Compiler(
+            loaded.tokenizer.backend.to_str,
+            added_tokens=loaded.tokenizer.added_tokens,
+            eos_token_ids=loaded.eos_token_ids,
         )
         max_num_batched_tokens = engine.max_num_batched_tokens or (
             _CPU_BATCHED_TOKENS if device.is_cpu() else _GPU_BATCHED_TOKENS
@@ -99,7 +106,7 @@ def build(path: Path, config: Config) -> LoadedEngine:
     # gains nothing once the BLAS has a thread for each core.
     core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu())
     sampling_defaults = loaded.generation_defaults | config.models.sampling_defaults
-    return LoadedEngine(core, loaded.tokenizer, max_model_len, sampling_defaults, summary, formats)
+    return LoadedEngine(core, loaded.tokenizer, max_model_len, sampling_defaults, summary, formats, grammars)
 
 
 def _runner(

@@ -47,6 +47,13 @@ class Tokenizer:
         self._max_token_bytes = max(len(token.encode()) for token in self.backend.get_vocab())
 
     @property
+    def added_tokens(self) -> dict[str, int]:
+        """The ids of tokens that stand for themselves, special or not."""
+        return {
+            token.content: token_id for token_id, token in self.backend.get_added_tokens_decoder().items()
+        }
+
+    @property
     def has_chat_template(self) -> bool:
         return self.template_renderer.chat_template is not None
 
