@@ -255,15 +255,19 @@ def test_without_a_login_at_the_screen_it_runs_in_the_users_domain(no_model: Use
     assert len(launchd.jobs()) == 1
 
 
+def plist_of_brew(user: User, opt: Path) -> str:
+    """What Homebrew's service says."""
+    shown = user.service("plist").stdout.replace(METAL, str(program(opt / "bin" / "metal")))
+    sessions = "<string>LoginWindow</string><string>StandardIO</string><string>System</string>"
+    user.stdio.parent.mkdir(parents=True)
+    return shown.replace("<string>Aqua</string>", f"<string>Aqua</string>{sessions}")
+
+
 def test_homebrews_service_is_left_to_homebrew(no_model: User, launchd: FakeLaunchd, tmp_path: Path):
     user = no_model
-    metal = program(tmp_path / "opt" / "vllm-metal" / "bin" / "metal")
-    shown = user.service("plist").stdout.replace(METAL, str(metal))
-    sessions = "<string>LoginWindow</string><string>StandardIO</string><string>System</string>"
+    written = plist_of_brew(user, tmp_path / "opt" / "vllm-metal")
     user.plist.parent.mkdir(parents=True)
-    user.plist.write_text(shown.replace("<string>Aqua</string>", f"<string>Aqua</string>{sessions}"))
-    user.stdio.parent.mkdir(parents=True)
-    written = user.plist.read_text()
+    user.plist.write_text(written)
     launchd.call("bootstrap", GUI, str(user.plist))
 
     done = user.service("install")
@@ -278,6 +282,25 @@ def test_homebrews_service_is_left_to_homebrew(no_model: User, launchd: FakeLaun
     assert user.plist.read_text() == written
     user.does("uninstall")
     assert (launchd.jobs(), user.plist.exists()) == ([], False)
+
+
+def test_a_service_that_homebrew_runs_from_its_keg_is_known(
+    no_model: User, launchd: FakeLaunchd, tmp_path: Path
+):
+    """As `brew services run` does, which installs nothing."""
+    user, opt = no_model, tmp_path / "opt" / "vllm-metal"
+    plist = opt / user.plist.name
+    written = plist_of_brew(user, opt)
+    plist.write_text(written)
+    launchd.call("bootstrap", GUI, str(plist))
+    done = user.service("install")
+    assert (done.returncode, user.plist.exists()) == (1, False)
+    assert "the service is managed by Homebrew" in done.stderr
+    status = user.status_when(answers)
+    assert (status["managed_by"], status["installed"]) == ("brew", False)
+    user.does("uninstall")
+    assert launchd.jobs() == []
+    assert plist.read_text() == written
 
 
 def test_a_program_that_is_gone_is_named_as_the_reason(no_model: User, tmp_path: Path):

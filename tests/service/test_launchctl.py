@@ -64,7 +64,6 @@ def test_the_jobs_own_fields_are_read_and_those_of_blocks_inside_are_not():
         pid=28474,
         last_exit="1",
         spawn_type="interactive (4)",
-        stderr_path="/Users/ada/Library/Logs/vllm-metal/stdio.log",
     )
 
 

@@ -110,8 +110,9 @@ def _rows(found: Status) -> Iterator[tuple[str, str]]:
 
 
 def _logs(num_lines: int, *, follow: bool) -> None:
-    log, stdio = _log_file(), plist.stdio_file()
-    if _has_news(stdio, log):
+    loaded = agent.find()
+    log, stdio = _log_file(), plist.stdio_file(agent.entries(loaded))
+    if _has_news(stdio, log, is_running=loaded is not None and loaded.job.pid is not None):
         printer.note(f"what the service wrote to `{stdio}`, not yet or no longer able to log:")
         printer.out(log_tail.tail(stdio, num_lines), end="")
         printer.note(f"its log `{log}`:")
@@ -129,12 +130,8 @@ def _log_file() -> Path:
     return launchd.log_file()
 
 
-def _has_news(stdio: Path, log: Path) -> bool:
+def _has_news(stdio: Path, log: Path, *, is_running: bool) -> bool:
     """Whether the service makes its venv, or ended before it could log."""
     if not stdio.exists() or not stdio.stat().st_size:
         return False
-    if not log.exists():
-        return True
-    loaded = agent.find()
-    is_running = loaded is not None and loaded.job.pid is not None
-    return not is_running and log.stat().st_mtime < stdio.stat().st_mtime
+    return not log.exists() or (not is_running and log.stat().st_mtime < stdio.stat().st_mtime)

@@ -6,6 +6,8 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from vllm_metal.config import EXIT_TIMEOUT_S
 from vllm_metal.errors import ServiceError
@@ -39,6 +41,12 @@ def find() -> Loaded | None:
     return None
 
 
+def entries(loaded: Loaded | None) -> dict[str, Any]:
+    """What the service's plist says: launchd's, which may lie in Homebrew's keg, or else the user's."""
+    path = loaded.job.path if loaded else None
+    return plist.read(Path(path) if path else plist.file())
+
+
 def home_domain() -> str:
     """The domain for a service that is not loaded: the session at the screen if there is one."""
     gui, user = launchctl.domains()
@@ -48,7 +56,7 @@ def home_domain() -> str:
 def install() -> str:
     """Write the plist and have launchd run it; returns what was done, in words. Raises ServiceError."""
     _refuse_root()
-    if plist.is_from_brew(plist.read(plist.file())):
+    if plist.is_from_brew(entries(find())):
         raise ServiceError(
             "the service is managed by Homebrew",
             hint="use `brew services restart vllm-metal`, or run `metal service uninstall` before this",

@@ -51,7 +51,6 @@ class Job:
     last_exit: str | None = None
     """Like `(never exited)`, `1`, `78: EX_CONFIG`, `Terminated: 15` or `JETSAM_REASON_MEMORY_…`."""
     spawn_type: str | None = None
-    stderr_path: str | None = None
 
 
 _FIELD = re.compile(r"^\t([^\s=][^=\n]*?) = (.*)$", re.MULTILINE)
@@ -71,7 +70,6 @@ def parse_job(text: str) -> Job:
         pid=int(pid) if re.fullmatch(r"[0-9]{1,10}", pid) else None,
         last_exit=next((fields[name] for name in _LAST_EXIT if name in fields), None),
         spawn_type=fields.get("spawn type"),
-        stderr_path=fields.get("stderr path"),
     )
 
 

@@ -60,9 +60,9 @@ def read(path: Path) -> dict[str, Any]:
     return entries if isinstance(entries, dict) else {}
 
 
-def stdio_file() -> Path:
-    """What the service writes to standard error, by the plist that is installed."""
-    named = read(file()).get("StandardErrorPath")
+def stdio_file(entries: dict[str, Any]) -> Path:
+    """Where the service's standard error goes."""
+    named = entries.get("StandardErrorPath")
     return Path(named) if isinstance(named, str) else launchd.stdio_file()
 
 

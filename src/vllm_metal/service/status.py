@@ -79,7 +79,7 @@ def read() -> Status:
     job = loaded.job if loaded else launchctl.Job()
     domain = loaded.domain if loaded else agent.home_domain()
     installed = plist.file().exists()
-    from_brew = plist.is_from_brew(plist.read(plist.file()))
+    from_brew = plist.is_from_brew(agent.entries(loaded))
     ours = installed and not from_brew
     answer = probe.ask()
     return Status(
