@@ -184,7 +184,7 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "function_gemma": _gemma_calls("<start_function_call>", "<escape>", "<end_function_call>"),
     "solar": _between(
         "<|tool_calls|>",
-        _headed("<|tool_call:begin|>id<|tool_call:name|>%s<|tool_call:args|>%s<|tool_call:end|>"),
+        _headed("<|tool_call:begin|>abcdefgh12<|tool_call:name|>%s<|tool_call:args|>%s<|tool_call:end|>"),
         "<|calls|>",
     ),
     "functionary_v3": _headed("<function=%s>%s</function>"),

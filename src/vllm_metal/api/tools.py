@@ -29,7 +29,9 @@ class Tool(Struct):
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the arguments, which are always an object."""
         parameters = self.function.parameters or {}
-        return {"type": "object", **({} if parameters else {"properties": {}}), **parameters}
+        if not parameters:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "object", **parameters}
 
     def for_template(self) -> dict[str, Any]:
         """Templates count on all of this, and know of no more."""

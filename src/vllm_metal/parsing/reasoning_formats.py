@@ -25,6 +25,8 @@ REASONING_FORMATS = {
                 "<|call|>",
                 "<|return|>",
             ),
+            resume="<|start|>assistant",
+            content_begin="<|channel|>final<|message|>",
         ),
         ReasoningFormat(name="mistral", begin="[THINK]", end="[/THINK]"),
         ReasoningFormat(name="gemma4", begin="<|channel>thought", end="<channel|>"),
@@ -37,6 +39,7 @@ REASONING_FORMATS = {
             begin="<|open|>think<|sep|>",
             end="<|close|>think<|sep|>",
             silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+            content_begin="<|open|>response<|sep|>",
         ),
         ReasoningFormat(
             name="cohere",
@@ -45,7 +48,12 @@ REASONING_FORMATS = {
             silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         ),
         ReasoningFormat(
-            name="solar", begin="<|think|>", end="<|end|>", silent=("<|begin|>assistant", "<|content|>")
+            name="solar",
+            begin="<|think|>",
+            end="<|end|>",
+            silent=("<|begin|>assistant", "<|content|>"),
+            resume="<|begin|>assistant",
+            content_begin="<|content|>",
         ),
         ReasoningFormat(name="apriel", begin="Here are my reasoning steps:", end="[BEGIN FINAL RESPONSE]"),
         ReasoningFormat(name="granite", begin="Here is my thought process:", end="Here is my response:"),

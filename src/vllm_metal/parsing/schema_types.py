@@ -20,6 +20,12 @@ def is_text(schema: Any) -> bool:
     return set(_types(schema)) == {"string"}
 
 
+def may_be_text(schema: Any) -> bool:
+    """Whether the value can be a string, also where nothing is known of it."""
+    types = set(_types(schema))
+    return not types or "string" in types
+
+
 def to_json(text: str, schema: Any) -> str:
     """JSON of the value that `text` means: what the schema allows, else what it looks like, else a string."""
     allowed = set(_types(schema))

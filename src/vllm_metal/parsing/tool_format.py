@@ -60,6 +60,9 @@ class ToolFormat:
     Python; or `{object}`, JSON with both name and arguments. Of the fields before it `{name}` is the
     function's, `{id}` the call's. Of a parameter's, `{string}` (true or false) and `{type}` overrule the
     schema. A call that is whole needs none of the marks that would close it.
+
+    A model writes an `{object}` as `object`, and calls in a JSON list if `in_list`. Unless it writes
+    `several`, the call ends the answer.
     """
 
     name: str
@@ -67,6 +70,9 @@ class ToolFormat:
     begin: str = ""
     end: str = ""
     parameter: Pattern = Pattern("")
+    object: Pattern = Pattern('{ "name" : "{name}" , "arguments" : {arguments} }')
+    in_list: bool = False
+    several: bool = True
     notation: Notation = JSON
     #: What may stand round the text of a parameter that is not to be mistaken for a tag.
     text_quotes: tuple[str, str] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from typing import Any
 
 from vllm_metal.parsing.notation import GEMMA
 from vllm_metal.parsing.tool_format import Fields, Pattern, ToolFormat
@@ -52,8 +53,11 @@ def _dsml(name: str, section: str) -> ToolFormat:
     )
 
 
-def _objects(name: str, begin: str, end: str = "", *, unmarked: bool = False) -> ToolFormat:
-    return ToolFormat(name=name, begin=begin, calls=(Pattern("{object}"),), end=end, unmarked=unmarked)
+_WITH_PARAMETERS = Pattern('{ "name" : "{name}" , "parameters" : {arguments} }')
+
+
+def _objects(name: str, begin: str, end: str = "", **more: Any) -> ToolFormat:
+    return ToolFormat(name=name, begin=begin, calls=(Pattern("{object}"),), end=end, **more)
 
 
 #: Where two could read the same text, detection takes the first.
@@ -72,6 +76,7 @@ TOOL_FORMATS = {
                 Pattern("{name}[CALL_ID]{id}[ARGS] {arguments}"),
                 Pattern("{name} {arguments}"),
             ),
+            in_list=True,
             call_id=_mistral_id,
         ),
         _arg_tags("glm45", "<tool_call>{name} {parameters} </tool_call>", "{}"),
@@ -159,6 +164,7 @@ TOOL_FORMATS = {
                     "<|channel|>{channel} to=functions.{name} <|constrain|>json",
                 )
             ),
+            several=False,
         ),
         ToolFormat(
             name="gemma4",
@@ -182,15 +188,23 @@ TOOL_FORMATS = {
             end="<|calls|>",
         ),
         ToolFormat(name="functionary_v3", calls=(Pattern("<function={name}>{arguments}</function>"),)),
-        _objects("granite", "<|tool_call|>"),
+        _objects("granite", "<|tool_call|>", in_list=True),
         _objects("granite_20b", "<function_call>"),
-        _objects("jamba", "<tool_calls>", "</tool_calls>"),
-        _objects("nemotron", "<TOOLCALL>", "</TOOLCALL>"),
-        _objects("cohere", "<|START_ACTION|>", "<|END_ACTION|>"),
-        _objects("gigachat3", "function call<|role_sep|>"),
-        _objects("gigachat31", "<|function_call|>"),
-        _objects("internlm", "<|action_start|><|plugin|>", "<|action_end|>"),
-        _objects("phi4_mini_json", "functools"),
+        _objects("jamba", "<tool_calls>", "</tool_calls>", in_list=True),
+        _objects("nemotron", "<TOOLCALL>", "</TOOLCALL>", in_list=True),
+        _objects(
+            "cohere",
+            "<|START_ACTION|>",
+            "<|END_ACTION|>",
+            object=Pattern(
+                '{ "tool_call_id" : "{number}" , "tool_name" : "{name}" , "parameters" : {arguments} }'
+            ),
+            in_list=True,
+        ),
+        _objects("gigachat3", "function call<|role_sep|>", several=False),
+        _objects("gigachat31", "<|function_call|>", several=False),
+        _objects("internlm", "<|action_start|><|plugin|>", "<|action_end|>", object=_WITH_PARAMETERS),
+        _objects("phi4_mini_json", "functools", in_list=True),
         ToolFormat(
             name="lfm2",
             begin="<|tool_call_start|>",
@@ -204,8 +218,8 @@ TOOL_FORMATS = {
             end="<|python_end|>",
             unmarked=True,
         ),
-        _objects("llama3_json", "<|python_tag|>", unmarked=True),
-        _objects("json", "```json", "```", unmarked=True),
+        _objects("llama3_json", "<|python_tag|>", object=_WITH_PARAMETERS, unmarked=True, several=False),
+        _objects("json", "```json", "```", unmarked=True, in_list=True),
     )
 }
 
