@@ -113,9 +113,10 @@ def _logs(num_lines: int, *, follow: bool) -> None:
     loaded = agent.find()
     log, stdio = _log_file(), plist.stdio_file(agent.entries(loaded))
     if _has_news(stdio, log, is_running=loaded is not None and loaded.job.pid is not None):
-        printer.note(f"what the service wrote to `{stdio}`, not yet or no longer able to log:")
+        printer.note(f"what the service wrote to `{stdio}` before it could log:")
         printer.out(log_tail.tail(stdio, num_lines), end="")
-        printer.note(f"its log `{log}`:")
+        if log.exists():
+            printer.note(f"its log `{log}`:")
     elif not follow and not log.exists():
         raise ServiceError(f"there is no log `{log}` yet", hint="`metal service status` tells why")
     for text in log_tail.follow(log, num_lines) if follow else [log_tail.tail(log, num_lines)]:

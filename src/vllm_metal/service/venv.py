@@ -126,14 +126,12 @@ def _invalidate(version: Path) -> bool:
     """Take the stamp away, so that nobody starts from `version` any more; false if something runs from it."""
     path = version / _STAMP
     try:
-        with path.open() as stamp:
+        # One that is half made or damaged has none.
+        with suppress(FileNotFoundError, IsADirectoryError), path.open() as stamp:
             fcntl.flock(stamp, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
     except BlockingIOError:
         return False
-    except (FileNotFoundError, IsADirectoryError):
-        # Half made, or damaged.
-        return True
     return True
 
 
