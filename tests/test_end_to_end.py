@@ -124,6 +124,7 @@ def test_the_sdk_gets_errors_it_understands(client):
     with pytest.raises(openai.BadRequestError) as too_long:
         client.completions.create(model="smollm2", prompt=[1] * 9000)
     assert too_long.value.code == "context_length_exceeded"
+    assert "this model's maximum context length is 8192 tokens" in too_long.value.message
     with pytest.raises(openai.BadRequestError) as wrong:
         client.chat.completions.create(
             model="smollm2", messages=[{"role": "user", "content": "Hi"}], temperature=-1

@@ -22,6 +22,8 @@ MetalError                    exit 1: the user's to mend
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class MetalError(Exception):
     """`message` is one line in the user's words; `hint` says what to do about it."""
@@ -94,6 +96,15 @@ class InvalidRequest(MetalError):
 
 class PromptTooLong(InvalidRequest):
     code = "context_length_exceeded"
+
+    @classmethod
+    def of_size(cls, size: str, max_tokens: int, *, param: str) -> Self:
+        # Some clients know the case by the first words, and go on with another model or a shorter prompt.
+        return cls(
+            f"this model's maximum context length is {max_tokens} tokens, prompt and answer together; "
+            f"the prompt has {size}",
+            param=param,
+        )
 
 
 class EngineBusy(MetalError):

@@ -279,9 +279,16 @@ class AsyncEngine:
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises InvalidRequest as `Compiler.compile` does."""
+        return await self._compiler(grammar.param).compile(grammar)
+
+    async def literal(self, param: str) -> Callable[[str], str]:
+        """Makes Lark of texts; raises InvalidRequest, both as `Compiler.literal` does."""
+        return await self._compiler(param).literal(param)
+
+    def _compiler(self, param: str) -> Compiler:
         if self._grammars is None:
-            raise InvalidRequest("this model's answers cannot be held to a grammar", param=grammar.param)
-        return await self._grammars.compile(grammar)
+            raise InvalidRequest("this model's answers cannot be held to a grammar", param=param)
+        return self._grammars
 
     def token_ids(self, tokens: Iterable[str]) -> frozenset[int]:
         """The ids of those of `tokens` that the vocabulary has."""
@@ -374,11 +381,8 @@ class AsyncEngine:
             raise InvalidRequest("the prompt is empty", param=param)
         self._check_token_ids(param, prompt_token_ids)
         if len(prompt_token_ids) >= self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt_token_ids)} tokens, and this model serves at most "
-                f"{self.max_model_len} tokens of prompt and answer together",
-                param=param,
-            )
+            size = f"{len(prompt_token_ids)} tokens"
+            raise PromptTooLong.of_size(size, self.max_model_len, param=param)
 
     def _check_token_ids(self, param: str, token_ids: Sequence[int]) -> None:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._tokenizer.vocab_size:

@@ -77,10 +77,7 @@ class Tokenizer:
                 "the text is not valid Unicode: it holds half a surrogate pair", param=param
             ) from exc
         if max_tokens is not None and num_bytes > max_tokens * self._max_token_bytes:
-            raise PromptTooLong(
-                f"the prompt has {num_bytes} bytes, which no {max_tokens} tokens of this model can hold",
-                param=param,
-            )
+            raise PromptTooLong.of_size(f"{num_bytes} bytes", max_tokens, param=param)
         # A batch of one, because only for a batch the backend lets other threads run.
         [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
