@@ -14,11 +14,14 @@ PART = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9]|[._-][A-Za-z0-9]){0,20}", fullmat
     lambda part: not part.endswith(".git")
 )
 REVISION = st.from_regex(r"[A-Za-z0-9._/-]{1,20}", fullmatch=True)
+QUANT = st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True)
 
 
-@given(PART, PART, st.none() | REVISION)
-def test_source_reads_back_what_it_prints(org: str, name: str, revision: str | None) -> None:
-    source = HubSource(f"{org}/{name}", revision)
+@given(PART, PART, st.none() | REVISION, st.none() | QUANT)
+def test_source_reads_back_what_it_prints(
+    org: str, name: str, revision: str | None, quant: str | None
+) -> None:
+    source = HubSource(f"{org}/{name}", revision, quant)
     assert parse_source(str(source)) == source
 
 
@@ -34,6 +37,8 @@ def test_any_text_is_a_source_or_not_found(text: str) -> None:
         ("smollm2", AliasSource("smollm2")),
         (" mlx-community/Qwen3-0.6B-4bit ", HubSource("mlx-community/Qwen3-0.6B-4bit")),
         ("org/name@refs/pr/1", HubSource("org/name", "refs/pr/1")),
+        ("org/name:Q4_0", HubSource("org/name", None, "Q4_0")),
+        ("org/name@v1:UD-Q2_K_XL", HubSource("org/name", "v1", "UD-Q2_K_XL")),
         ("hf.co/org/name", HubSource("org/name")),
         ("hf.co/org/name@v1", HubSource("org/name", "v1")),
         ("https://huggingface.co/org/name", HubSource("org/name")),
@@ -53,6 +58,8 @@ def test_accepted(text: str, source: object) -> None:
         "",
         "name",
         "org/name@",
+        "org/name:",
+        "org/name:Q4_0@v1",
         "org/name/file",
         "org/na--me",
         "-org/name",

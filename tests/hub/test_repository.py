@@ -3,56 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fake_hub import TOKEN, FakeHub, Repository
-
-# The client reads its environment at import, hence a process for each pull.
-PULL = """
-import json, shutil, signal, sys
-from dataclasses import asdict
-from pathlib import Path
-
-from vllm_metal.errors import DownloadError, MetalError
-from vllm_metal.hub import names, pull
-
-source, models_dir, *options = sys.argv[1:]
-options = dict(option.split("=") for option in options)
-events = []
-
-def on_progress(progress):
-    events.append(asdict(progress))
-    if "fail_after" in options and progress.done_bytes > int(options["fail_after"]):
-        raise OSError("the reader has gone")
-
-def interrupt(*_):
-    print("interrupted", flush=True)
-    raise KeyboardInterrupt
-
-signal.signal(signal.SIGINT, interrupt)
-if "free" in options:
-    usage = shutil.disk_usage("/")._replace(free=int(options["free"]))
-    shutil.disk_usage = lambda _: usage
-try:
-    model = pull.pull(names.parse_source(source), models_dir=Path(models_dir), on_progress=on_progress)
-    answer = {"name": model.name, "path": str(model.path)}
-except (MetalError, OSError, KeyboardInterrupt) as exc:
-    answer = {
-        "error": type(exc).__name__,
-        "message": str(exc),
-        "hint": getattr(exc, "hint", None),
-        "retryable": getattr(exc, "retryable", None),
-    }
-print(json.dumps({**answer, "events": events}))
-"""
+from pulling_machine import Machine
 
 CONFIG = b'{"model_type": "llama"}'
 MODEL = {
@@ -73,32 +30,6 @@ OTHERS = {
     "onnx/config.json": b"{}",
     "original/model.safetensors": b"weights once more",
 }
-
-
-class Machine:
-    """Its own hub cache and model folder, and `pull` as a process."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.cache = home / "huggingface" / "hub"
-
-    def start(self, source: str, endpoint: str, *options: str, **env: str) -> subprocess.Popen[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environ |= {"HF_HOME": str(self.home / "huggingface"), "HF_ENDPOINT": endpoint, **env}
-        command = [sys.executable, "-c", PULL, source, str(self.home / "models"), *options]
-        return subprocess.Popen(
-            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-
-    def pull(self, source: str, endpoint: str, *options: str, **env: str) -> Mapping[str, Any]:
-        stdout, stderr = self.start(source, endpoint, *options, **env).communicate(timeout=60)
-        assert stderr == ""
-        answer: dict[str, Any] = json.loads(stdout.splitlines()[-1])
-        return answer
-
-    def files(self, name: str) -> dict[str, bytes]:
-        (snapshot,) = (self.cache / f"models--{name.replace('/', '--')}" / "snapshots").iterdir()
-        return {str(path.relative_to(snapshot)): path.read_bytes() for path in snapshot.rglob("*.*")}
 
 
 @pytest.fixture
@@ -136,7 +67,7 @@ def test_progress_counts_up_to_the_bytes_of_all_files(machine: Machine, endpoint
     events = machine.pull("org/model", endpoint)["events"]
 
     total = sum(map(len, MODEL.values()))
-    assert events[0] == {"stage": "looking up `org/model`", "done_bytes": 0, "total_bytes": 0}
+    assert events[0] == {"stage": "looking up `org/model`", "done_bytes": 0, "total_bytes": 0, "files": []}
     done = [event["done_bytes"] for event in events[1:]]
     assert done == sorted(done)
     assert done[-1] == total
@@ -209,7 +140,6 @@ def test_wrong_token(machine: Machine, endpoint: str) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (("config.json", "m.gguf"), "holds GGUF files but no `model*.safetensors`"),
         (
             ("config.json", "pytorch_model.bin"),
             "holds PyTorch weights (`.bin`, `.pth`) but no `model*.safetensors`",
@@ -267,53 +197,49 @@ def test_too_little_disk_is_told_before_the_first_byte(machine: Machine, hub: Fa
     answer = machine.pull("org/model", endpoint, "free=1500")
     assert answer["error"] == "DownloadError"
     assert answer["message"].startswith("not enough disk space: 7.1 kB needed, 1.5 kB free")
+    assert hub.fetched() == {"config.json"}
+    assert not machine.cache.exists()
+
+
+GGUFS = {"m-Q4_0.gguf": b"GGUF4", "m-Q8_0.gguf": b"GGUF8" * 2, "mmproj-F16.gguf": b"GGUF", "README.md": b"#"}
+
+
+def test_one_quantization_of_several_is_fetched(machine: Machine, hub: FakeHub, endpoint: str) -> None:
+    hub.repositories["org/gguf"] = Repository(GGUFS)
+    answer = machine.pull("org/gguf", endpoint)
+    assert answer["error"] == "ModelNotFound"
+    assert answer["message"] == "`org/gguf` holds 2 quantizations: `Q4_0` (5 B), `Q8_0` (10 B)"
     assert hub.fetched() == set()
 
+    model = machine.pull("org/gguf:q8_0", endpoint)
+    assert model["name"] == "org/gguf:q8_0"
+    assert Path(model["path"]).read_bytes() == GGUFS["m-Q8_0.gguf"]
+    assert machine.files("org/gguf").keys() == {"m-Q8_0.gguf"}
+    # Of those on disk there is no choice to make.
+    again = machine.pull("org/gguf", endpoint, HF_HUB_OFFLINE="1")
+    assert again["path"] == model["path"]
 
-def test_killed_pull_runs_again_and_keeps_whole_files(machine: Machine, hub: FakeHub, endpoint: str) -> None:
-    hub.repositories["org/model"].hold_after["model.safetensors"] = 3000
-    with machine.start("org/model", endpoint) as process:
-        assert hub.held.wait(timeout=60)
-        process.kill()
-    hub.released.set()
-
-    answer = machine.pull("org/model", endpoint, HF_HUB_OFFLINE="1")
-    assert answer["error"] == "DownloadError"  # part of a snapshot is no model
-    answer = machine.pull("org/model", endpoint)
-    assert machine.files("org/model") == MODEL
-    assert answer["events"][-1]["done_bytes"] >= len(MODEL["model.safetensors"])
+    machine.pull("org/gguf@main:Q4_0", endpoint)
+    assert machine.pull("org/gguf", endpoint)["error"] == "ModelNotFound"
 
 
-# The client hands on bytes in chunks of this size.
-CHUNK = 10 * 1024 * 1024
-LARGE = {"config.json": CONFIG, "model.safetensors": bytes(3 * CHUNK)}
+def test_parts_of_a_gguf_file_are_fetched_together(machine: Machine, hub: FakeHub, endpoint: str) -> None:
+    parts = {f"Q8_0/m-0000{n}-of-00002.gguf": b"GGUF%d" % n for n in (1, 2)}
+    hub.repositories["org/parts"] = Repository(parts)
+    assert machine.pull("org/parts", endpoint)["path"].endswith("/Q8_0/m-00001-of-00002.gguf")
+    assert machine.files("org/parts") == parts
 
 
-def test_cut_connection_is_resumed(machine: Machine, hub: FakeHub, endpoint: str) -> None:
-    hub.repositories["org/large"] = Repository(LARGE, cut_after={"model.safetensors": CHUNK + CHUNK // 2})
-    answer = machine.pull("org/large", endpoint)
-    assert machine.files("org/large") == LARGE
-    ranges = [request.byte_range for request in hub.requests if request.byte_range]
-    assert ranges == [f"bytes={CHUNK}-"]
-    assert answer["events"][-1]["done_bytes"] == answer["events"][-1]["total_bytes"]
+def test_safetensors_go_before_gguf_unless_a_quantization_is_named(
+    machine: Machine, hub: FakeHub, endpoint: str
+) -> None:
+    hub.repositories["org/both"] = Repository({**MODEL, "m-Q4_0.gguf": b"GGUF"})
+    assert Path(machine.pull("org/both", endpoint)["path"]).is_dir()
+    assert machine.pull("org/both:Q4_0", endpoint)["path"].endswith("/m-Q4_0.gguf")
+    assert Path(machine.pull("org/both", endpoint)["path"]).is_dir()
 
 
-def test_error_of_the_callback_ends_the_pull(machine: Machine, hub: FakeHub, endpoint: str) -> None:
-    hub.repositories["org/large"] = Repository(LARGE)
-    answer = machine.pull("org/large", endpoint, f"fail_after={CHUNK // 2}")
-    assert (answer["error"], answer["message"]) == ("OSError", "the reader has gone")
-    assert not list(machine.cache.rglob("*.incomplete"))
-    assert "model.safetensors" not in machine.files("org/large")
-
-
-def test_interrupt_ends_the_pull(machine: Machine, hub: FakeHub, endpoint: str) -> None:
-    hub.repositories["org/large"] = Repository(LARGE, hold_after={"model.safetensors": CHUNK})
-    with machine.start("org/large", endpoint) as process:
-        assert process.stdout is not None
-        assert hub.held.wait(timeout=60)
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-        hub.released.set()
-        assert json.loads(process.stdout.read())["error"] == "KeyboardInterrupt"
-    assert not list(machine.cache.rglob("*.incomplete"))
-    assert "model.safetensors" not in machine.files("org/large")
+def test_quantization_of_a_repository_without_gguf_files(machine: Machine, endpoint: str) -> None:
+    answer = machine.pull("org/model@main:Q4_0", endpoint)
+    assert answer["error"] == "ModelNotFound"
+    assert answer["message"] == "`org/model` has no quantization `Q4_0`: `model` (4 B)"

@@ -15,13 +15,23 @@ from vllm_metal.hub.aliases import ALIASES
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """`repo` is `org/name`; `revision` is a branch, tag or commit, None for the default branch."""
+    """`repo` is `org/name`; `revision` is a branch, tag or commit, None for the default branch.
+
+    `quant` names one of several GGUF files, as in `Q4_0`.
+    """
 
     repo: str
     revision: str | None = None
+    quant: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.repo}@{self.revision}" if self.revision else self.repo
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
+
+    @property
+    def name(self) -> str:
+        """What the model is served as."""
+        return f"{self.repo}:{self.quant}" if self.quant else self.repo
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +55,7 @@ class AliasSource:
 Source = HubSource | PathSource | AliasSource
 
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
-_REPO = re.compile(rf"({_PART}/{_PART})(?:@([^\s@]+))?")
+_REPO = re.compile(rf"({_PART}/{_PART})(?:@([^\s@:]+))?(?::([A-Za-z0-9._-]+))?")
 _URL = re.compile(
     r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)"
     r"/([^/\s?#]+/[^/\s?#]+)(?:/(?:tree|blob|resolve)/([^/\s?#]+)[^\s?#]*)?/?(?:[?#]\S*)?"
@@ -92,11 +102,11 @@ def _hub_source(text: str) -> HubSource | None:
     match = _REPO.fullmatch(text)
     if match is None:
         return None
-    repo, revision = match.groups()
+    repo, revision, quant = match.groups()
     # The hub's own rules, on top of its alphabet.
     if len(repo) > _MAX_REPO_LENGTH or "--" in repo or ".." in repo or repo.endswith(".git"):
         return None
-    return HubSource(repo, revision)
+    return HubSource(repo, revision, quant)
 
 
 def _advice(text: str) -> str:

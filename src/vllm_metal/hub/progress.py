@@ -8,12 +8,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class FileProgress:
+    name: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PullProgress:
-    """`stage` is in the user's words. `total_bytes` 0 means that this stage does not count bytes."""
+    """`stage` is in the user's words, and names the model. `total_bytes` 0 means that it counts no bytes.
+
+    `files` are those under way, where a stage has several.
+    """
 
     stage: str
     done_bytes: int = 0
     total_bytes: int = 0
+    files: tuple[FileProgress, ...] = ()
 
 
 OnProgress = Callable[[PullProgress], None]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from vllm_metal.paths import expand_home
 
 _PREFIX = "models--"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def folder() -> Path:
@@ -25,3 +27,21 @@ def models() -> dict[str, Path]:
     except OSError:
         return {}
     return {path.name.removeprefix(_PREFIX).replace("--", "/"): path for path in folders}
+
+
+def model_folder(repo: str) -> Path:
+    """Of `org/name`, there or not: `blobs` by checksum, and `snapshots` of links to them."""
+    return folder() / f"{_PREFIX}{repo.replace('/', '--')}"
+
+
+def snapshot(repo: str, revision: str | None) -> Path | None:
+    """The folder of a commit, or of what a branch or tag was when it was last fetched; perhaps not whole."""
+    there = model_folder(repo)
+    commit = revision or "main"
+    if not _COMMIT.fullmatch(commit):
+        try:
+            commit = (there / "refs" / commit).read_text().strip()
+        except OSError:
+            return None
+    path = there / "snapshots" / commit
+    return path if path.is_dir() else None

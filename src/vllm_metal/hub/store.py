@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vllm_metal.errors import ModelNotFound, NotAModel, UnsupportedModel
+from vllm_metal.hub import shared_cache
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source
+from vllm_metal.hub.variants import choose, variants
 
 # A text model is at the top of its repository: folders hold other formats and demos, `consolidated` files
 # the same weights once more.
@@ -67,10 +69,22 @@ def inspect(path: Path, *, name: str | None = None) -> LocalModel:
     raise ModelNotFound(f"`{path}` does not exist", hint="check the path")
 
 
+def require(source: HubSource) -> LocalModel:
+    """The model of a snapshot that has just been fetched. Raises as `inspect` does."""
+    folder = shared_cache.snapshot(source.repo, source.revision)
+    assert folder is not None
+    return _gguf_in(folder, source) or inspect(folder, name=source.name)
+
+
 def _find_snapshot(source: HubSource) -> LocalModel | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    there = shared_cache.snapshot(source.repo, source.revision)
+    if there is not None and (gguf := _gguf_in(there, source)):
+        return gguf
+    if source.quant is not None:
+        return None
     try:
         folder = snapshot_download(
             source.repo,
@@ -83,6 +97,23 @@ def _find_snapshot(source: HubSource) -> LocalModel | None:
         return inspect(Path(folder), name=source.repo)
     except (LocalEntryNotFoundError, NotAModel, UnsupportedModel):
         return None
+
+
+def _gguf_in(folder: Path, source: HubSource) -> LocalModel | None:
+    """The GGUF file that `source` names in a snapshot. Raises `ModelNotFound` where it could be several."""
+    if source.quant is None and any(folder.glob(WEIGHTS)):
+        return None
+    sizes = {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in folder.rglob("*.gguf")
+        if path.is_file()
+    }
+    whole = [variant for variant in variants(sizes) if variant.is_whole]
+    if source.quant is not None:
+        whole = [variant for variant in whole if variant.quant.lower() == source.quant.lower()]
+    if not whole:
+        return None
+    return inspect(folder / choose(whole, source.quant, source.repo).files[0], name=source.name)
 
 
 def _inspect_file(path: Path) -> None:
