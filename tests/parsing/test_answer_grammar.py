@@ -159,7 +159,7 @@ def test_reasoning_may_come_first(name: str, special: bool) -> None:
         (False, [answer, thought + answer], ["Hm" + answer, thought]),
         (True, [thought.removeprefix(reasoning.begin) + answer], [answer, "Hm"]),
     ):
-        prefix = answer_grammar.before_content(reasoning, vocab.literal, begun=begun)
+        prefix = answer_grammar.reasoning_first(reasoning, vocab.literal, begun=begun, before_content=True)
         for text in right + wrong:
             matcher = vocab.matcher('start: %json {"enum": [{"a": 1}]}', prefix)
             assert vocab.accepts(matcher, text) == (text in right), text

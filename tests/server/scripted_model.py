@@ -27,6 +27,7 @@ from vllm_metal.parsing.output_formats import OutputFormats
 from vllm_metal.parsing.reasoning_formats import REASONING_FORMATS
 from vllm_metal.parsing.tool_formats import TOOL_FORMATS
 from vllm_metal.server.run import running
+from vllm_metal.structure.compiler import Compiler
 
 NAME = "scripted"
 #: \x01 begins a message, \x02 ends the last one; `opening` is what the template writes of the answer.
@@ -116,7 +117,8 @@ def _load(formats: OutputFormats) -> LoadedEngine:
     kv = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), 1 << 40)
     scheduler = Scheduler(kv, max_num_seqs=8, max_num_batched_tokens=4096, pace=StepPace(100.0, min_chunk=16))
     core = EngineCore(scheduler, Runner(own), OutputProcessor(own.detokenizer, own.eos_token_ids))
-    return LoadedEngine(core, own, 4096, formats=formats)
+    grammars = Compiler(own.backend.to_str, added_tokens=own.added_tokens, eos_token_ids=own.eos_token_ids)
+    return LoadedEngine(core, own, 4096, formats=formats, grammars=grammars)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from vllm_metal.api import tools as tool_types
 from vllm_metal.api.generation import GenerationRequest, NumLogprobs, Positive
 from vllm_metal.api.prompt_logprobs import PromptLogprobs
-from vllm_metal.api.tools import Tool, ToolChoice, Tools
+from vllm_metal.api.tools import NamedToolChoice, Tool, ToolChoice, Tools
 from vllm_metal.api.usage import Usage
 from vllm_metal.errors import InvalidRequest
 
@@ -160,7 +160,17 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     @property
     def offered_tools(self) -> list[Tool]:
         """The tools that the answer may call."""
-        return [] if self.tool_choice == "none" else self.tools
+        match self.tool_choice:
+            case "none":
+                return []
+            case NamedToolChoice(function):
+                return [tool for tool in self.tools if tool.function.name == function.name]
+        return self.tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is to be nothing but calls."""
+        return self.tool_choice not in ("none", "auto")
 
     def template_messages(self) -> list[dict[str, Any]]:
         """Raises InvalidRequest for content that is not text."""
@@ -188,7 +198,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
             "reasoning_effort": self.reasoning_effort,
             "documents": self.documents,
             "chat_template": self.chat_template,
-            "tools": [tool.for_template() for tool in self.offered_tools] or None,
+            "tools": self._tools_shown(),
         }
         if self.reasoning_effort == "none":
             # What most templates call it that know of no effort.
@@ -199,6 +209,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
             "continue_final_message": self.continue_final_message,
             "add_special_tokens": self.add_special_tokens,
         }
+
+    def _tools_shown(self) -> list[dict[str, Any]] | None:
+        """All of them, whichever must be called: so prompts that begin alike stay so."""
+        return [tool.for_template() for tool in self.tools] or None if self.offered_tools else None
 
 
 class TopLogprob(Struct):

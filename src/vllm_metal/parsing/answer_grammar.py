@@ -26,17 +26,26 @@ _FIELDS = {"id": "/[a-zA-Z0-9]{9,10}/", "number": "/[0-9]{1,3}/", "channel": '"c
 _SPELLED_AS_TOKEN = re.compile(r"\[/?[A-Z_]+\]")
 
 
-def before_content(reasoning: ReasoningFormat, literal: Literal, *, begun: bool) -> str:
-    """Lark for reasoning and what follows it up to the content, to be gone on with by the name of that.
+def reasoning_first(
+    reasoning: ReasoningFormat, literal: Literal, *, begun: bool, before_content: bool
+) -> str:
+    """Lark for reasoning, to be gone on with by the name of what follows it.
 
-    `begun` says that the prompt has opened the reasoning.
+    `begun` says that the prompt has opened the reasoning, `before_content` that content must follow.
     """
     rules = _Rules(literal)
     rest = _joined(rules.until(reasoning.end), "ws?", literal(reasoning.resume))
     thought = rules.add(_joined(literal(reasoning.begin), rest))
     more = f"{thought}*" if reasoning.resume else "" if begun else f"{thought}?"
-    start = _joined(rest if begun else "", more, "content")
-    return "\n".join([start, *rules.lines, f"content: {literal(reasoning.content_begin)}"])
+    start = _joined(rest if begun else "", more, "rest")
+    follows = literal(reasoning.content_begin) if before_content else ""
+    return "\n".join([start, *rules.lines, f"rest: {follows}"])
+
+
+def calls_or_content(calls: str, schema: str, reasoning: ReasoningFormat | None, literal: Literal) -> str:
+    """Lark for `calls`, or else content that is JSON of this schema."""
+    begin = literal(reasoning.content_begin) if reasoning else ""
+    return f"start: calls | {_joined(begin, f'%json {schema}')}\n{calls.replace('start:', 'calls:', 1)}"
 
 
 def calls(tool_format: ToolFormat, tools: Sequence[Tool], literal: Literal, *, several: bool) -> str | None:

@@ -53,12 +53,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     deadline = generation.deadline(request, body)
     async with manager.acquire(body.model, deadline=deadline) as engine:
         engine.check_room(body.n)
-        params = await generation.sampling_params(engine, body)
         prompt = await engine.encode_chat(
             messages, any_length=body.truncate_prompt_tokens is not None, **template_kwargs
         )
         prompt = generation.truncated(prompt, body, engine)
         reading = await Reading.of(engine, body, prompt)
+        params = await generation.sampling_params(engine, body, await reading.grammar(engine))
         wording = ChatWording(
             f"chatcmpl-{request_id(request)}",
             manager.served_names[0],

@@ -29,7 +29,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     deadline = generation.deadline(request, body)
     async with manager.acquire(body.model, deadline=deadline) as engine:
         engine.check_room(len(prompts) * body.n)
-        params = await generation.sampling_params(engine, body)
+        params = await generation.sampling_params(engine, body, body.grammar())
         encoded = [await _encoded(engine, prompt, body) for prompt in prompts]
         echoes = [await _echo(engine, *each, body) for each in zip(prompts, encoded, strict=True)]
         names = TokenNames(engine.token_bytes, by_id=body.return_tokens_as_token_ids)

@@ -24,6 +24,7 @@ from vllm_metal.server import bodies
 from vllm_metal.server.keys import CONFIG, USAGE
 from vllm_metal.server.sse import EventStream
 from vllm_metal.server.tally import Tally
+from vllm_metal.structure.grammar import Grammar
 
 
 class Wording(Protocol):
@@ -46,12 +47,14 @@ def deadline(request: web.Request, body: GenerationRequest) -> float | None:
     return asyncio.get_running_loop().time() + timeout_s if timeout_s else None
 
 
-async def sampling_params(engine: AsyncEngine, body: GenerationRequest) -> SamplingParams:
+async def sampling_params(
+    engine: AsyncEngine, body: GenerationRequest, grammar: Grammar | None
+) -> SamplingParams:
     """What the request asks for, else what the model's makers advise. Raises InvalidRequest."""
     asked = body.sampling()
     if body.bad_words:
         asked["bad_words"] = await engine.encode_words(body.bad_words)
-    if grammar := body.grammar():
+    if grammar is not None:
         asked["grammar"] = await engine.compile(grammar)
     return SamplingParams(**{**engine.sampling_defaults, **asked})
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vllm_metal.api.chat import ChatCompletionRequest
+from vllm_metal.api.tools import NamedToolChoice
 from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.stop_strings import StopStrings
 from vllm_metal.errors import InvalidRequest
+from vllm_metal.parsing import answer_grammar
 from vllm_metal.parsing.output_parser import OutputParser
 from vllm_metal.parsing.reasoning_format import ReasoningFormat
 from vllm_metal.parsing.tool_format import ToolFormat
+from vllm_metal.parsing.tool_formats import TOOL_FORMATS
 from vllm_metal.server.answer_reader import AnswerReader
+from vllm_metal.structure.grammar import Grammar
 
 #: Tokens at the end of a prompt that hold the mark of reasoning, if the template has begun it.
 _TAIL = 32
@@ -20,33 +24,65 @@ _TAIL = 32
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A format is None where the model or the request has no use for it."""
+    """A format is None where the model or the request has no use for it. The prompt may have begun the
+    reasoning, or ended it.
+    """
 
     body: ChatCompletionRequest
     tool_format: ToolFormat | None
     reasoning_format: ReasoningFormat | None
-    in_reasoning: bool
+    is_begun: bool = False
+    is_over: bool = False
 
     @classmethod
     async def of(cls, engine: AsyncEngine, body: ChatCompletionRequest, prompt: list[int]) -> Reading:
         """Raises InvalidRequest for tools that this model cannot call."""
-        if body.tool_choice not in ("none", "auto"):
-            raise InvalidRequest("this `tool_choice` is not supported yet", param="tool_choice")
-        tools, reasoning = engine.formats.tools, engine.formats.reasoning.format
-        if body.offered_tools and tools.format is None:
+        tool_format, reasoning = _tool_format(engine, body), engine.formats.reasoning.format
+        if reasoning is None:
+            return cls(body, tool_format, None)
+        if body.continue_final_message:
+            return cls(body, tool_format, reasoning, reasoning.is_left_open_by(body.messages[-1].text))
+        tail = await engine.decode(prompt[-_TAIL:], skip_special_tokens=False)
+        return cls(body, tool_format, reasoning, reasoning.is_open_in(tail), reasoning.is_over_in(tail))
+
+    async def grammar(self, engine: AsyncEngine) -> Grammar | None:
+        """What the answer must follow, behind its reasoning. Raises InvalidRequest."""
+        asked = self.body.grammar()
+        may_call = self.body.must_call or (
+            asked is not None and asked.kind == "json_schema" and self.tool_format is not None
+        )
+        if may_call:
+            asked = await self._calls_or(asked, engine)
+        if asked is None or self.reasoning_format is None or self.is_over:
+            return asked
+        prefix = answer_grammar.reasoning_first(
+            self.reasoning_format,
+            await engine.literal(asked.param),
+            begun=self.is_begun,
+            before_content=not may_call,
+        )
+        return replace(asked, prefix=prefix)
+
+    async def _calls_or(self, content: Grammar | None, engine: AsyncEngine) -> Grammar:
+        """Calls, and where they are not insisted on, what else the answer may be."""
+        assert self.tool_format is not None
+        param = "tool_choice" if self.body.must_call or content is None else content.param
+        literal = await engine.literal(param)
+        calls = answer_grammar.calls(
+            self.tool_format,
+            [tool.for_template() for tool in self.body.offered_tools],
+            literal,
+            several=self.body.parallel_tool_calls and not isinstance(self.body.tool_choice, NamedToolChoice),
+        )
+        if calls is None:
             raise InvalidRequest(
-                f"this model cannot call tools: {tools.reason}",
-                param="tools",
-                hint="serve another model, or name the format of its calls with `--tool-call-parser`",
+                f"calls in this model's format, `{self.tool_format.name}`, can be read but not enforced",
+                param=param,
+                hint="`tool_choice` may be `auto`, without `response_format`",
             )
-        in_reasoning = False
-        if reasoning is not None and body.continue_final_message:
-            in_reasoning = reasoning.is_left_open_by(body.messages[-1].text)
-        elif reasoning is not None:
-            in_reasoning = reasoning.is_open_in(
-                await engine.decode(prompt[-_TAIL:], skip_special_tokens=False)
-            )
-        return cls(body, tools.format if body.offered_tools else None, reasoning, in_reasoning)
+        if not self.body.must_call and content is not None:
+            calls = answer_grammar.calls_or_content(calls, content.source, self.reasoning_format, literal)
+        return Grammar("lark", calls, param=param)
 
     def adapted(self, params: SamplingParams, engine: AsyncEngine) -> SamplingParams:
         """What the request asks of the engine, with all in the text that has to be read."""
@@ -63,7 +99,7 @@ class Reading:
             reasoning_format=self.reasoning_format,
             tool_format=self.tool_format,
             tools=[tool.for_template() for tool in self.body.offered_tools],
-            in_reasoning=self.in_reasoning,
+            in_reasoning=self.is_begun,
         )
         stops = StopStrings(params.stop if self._reads else (), included=params.include_stop_str_in_output)
         return AnswerReader(
@@ -77,3 +113,16 @@ class Reading:
     def _reads(self) -> bool:
         """Else the text is all there is, and the engine itself sees the stop strings in it."""
         return self.tool_format is not None or self.reasoning_format is not None
+
+
+def _tool_format(engine: AsyncEngine, body: ChatCompletionRequest) -> ToolFormat | None:
+    tools = engine.formats.tools
+    if not body.offered_tools or tools.format:
+        return tools.format if body.offered_tools else None
+    if body.must_call:
+        return TOOL_FORMATS["json"]  # A grammar has any model write it.
+    raise InvalidRequest(
+        f"this model cannot call tools: {tools.reason}",
+        param="tools",
+        hint="serve another model, or name the format of its calls with `--tool-call-parser`",
+    )

@@ -66,22 +66,31 @@ class Compiler:
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises InvalidRequest for a grammar that is wrong, not supported, or takes too long."""
-        try:
-            await asyncio.shield(asyncio.wrap_future(self._vocabulary))
-        except Exception as exc:
-            raise InvalidRequest(
-                f"this model's tokenizer cannot be held to a grammar: {_reason(str(exc))}",
-                param=grammar.param,
-            ) from exc
+        await self._read_vocabulary(grammar.param)
         compiling = asyncio.get_running_loop().run_in_executor(self._threads, self._compiled, grammar)
         try:
             return await asyncio.wait_for(compiling, TIMEOUT_S)
         except TimeoutError:
             raise _refusal(grammar, f"it takes more than {TIMEOUT_S:.0f} seconds to compile") from None
 
+    async def literal(self, param: str) -> Callable[[str], str]:
+        """Makes Lark of texts, in which the model's special tokens stand for themselves. Raises
+        InvalidRequest, naming `param`.
+        """
+        vocabulary = await self._read_vocabulary(param)
+        return partial(lark.literal, special_token_ids=vocabulary.special_token_ids)
+
     def close(self) -> None:
         """Take no more grammars. What is being compiled is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _read_vocabulary(self, param: str) -> _Vocabulary:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._vocabulary))
+        except Exception as exc:
+            raise InvalidRequest(
+                f"this model's tokenizer cannot be held to a grammar: {_reason(str(exc))}", param=param
+            ) from exc
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         vocabulary = self._vocabulary.result()

@@ -1,0 +1,150 @@
+"""Where a request insists on calls, any model writes them, and by the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import scripted_model
+from in_process import send
+
+import streamed
+from server_process import ServerProcess
+from tool_call_writers import TOOL, WRITERS
+
+CHAT = "/v1/chat/completions"
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "place": {"enum": ["Rome", "Oslo"]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        "note": {"type": "string", "maxLength": 5},
+    },
+    "required": ["place", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER, "strict": True}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def ask(server: ServerProcess, seed: int = 1, **fields: Any) -> Any:
+    status, reply = server.post(CHAT, body(seed, **fields))
+    assert status == 200, reply
+    return reply["choices"]
+
+
+def body(seed: int = 1, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Once"}]
+    return {"messages": messages, "tools": TOOLS, "seed": seed, "temperature": 1, "max_tokens": 1500} | fields
+
+
+def check(calls: list[dict[str, Any]]) -> None:
+    for call in calls:
+        arguments = json.loads(call["function"]["arguments"])
+        if call["function"]["name"] == "get_weather":
+            jsonschema.validate(arguments, WEATHER)
+        else:
+            assert (call["function"]["name"], arguments) == ("stop", {})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_model_that_never_heard_of_tools_calls_them(tiny_server: ServerProcess, seed: int) -> None:
+    for choice in ask(tiny_server, seed, tool_choice="required", n=2):
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        assert choice["message"]["tool_calls"]
+        check(choice["message"]["tool_calls"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"tool_choice": NAMED}, {"get_weather"}),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, {"get_weather", "stop"}),
+    ],
+)
+def test_one_call_at_most(tiny_server: ServerProcess, fields: dict[str, Any], names: set[str]) -> None:
+    called = set()
+    for seed in range(8):
+        [choice] = ask(tiny_server, seed, **fields)
+        [call] = choice["message"]["tool_calls"]
+        check([call])
+        called.add(call["function"]["name"])
+    assert called == names
+
+
+def test_a_stream_tells_the_same(tiny_server: ServerProcess) -> None:
+    [choice] = ask(tiny_server, tool_choice="required")
+    events = streamed.chunks(tiny_server.url, CHAT, body(tool_choice="required"))
+    pieces = [
+        piece
+        for event in events
+        for each in event["choices"]
+        for piece in each["delta"].get("tool_calls", ())
+    ]
+    for index, call in enumerate(choice["message"]["tool_calls"]):
+        functions = [piece["function"] for piece in pieces if piece["index"] == index]
+        assert functions[0]["name"] == call["function"]["name"]
+        assert "".join(each["arguments"] for each in functions) == call["function"]["arguments"]
+
+
+def test_a_call_cut_by_max_tokens(tiny_server: ServerProcess) -> None:
+    [choice] = ask(tiny_server, tool_choice=NAMED, max_tokens=50)
+    assert choice["finish_reason"] == "length"
+    [call] = choice["message"]["tool_calls"]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call["function"]["arguments"])
+
+
+def test_a_schema_that_cannot_be_followed_is_refused(tiny_server: ServerProcess) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
+    status, reply = tiny_server.post(CHAT, body(tools=[tool], tool_choice="required"))
+    assert (status, reply["error"]["param"]) == (400, "tool_choice")
+    check(ask(tiny_server, tool_choice="required")[0]["message"]["tool_calls"])
+
+
+def test_calls_that_are_only_read_cannot_be_insisted_on() -> None:
+    with scripted_model.serving("pythonic") as url:
+        reply = send(url, "POST", CHAT, body(tool_choice="required"))
+    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
+    assert "can be read but not enforced" in reply.error["message"]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+CALL = WRITERS["hermes"]([("get_weather", {"place": "Rome"})])
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "answered"),
+    [
+        ('<think>Hm {</think>\n\n{"a":1}', {"response_format": FORMAT}, True),
+        ('{"a":1}', {"response_format": FORMAT}, True),
+        ('<think>Hm {</think>\n\n{"b":1}', {"response_format": FORMAT}, False),
+        ('Hm {</think>\n\n{"a":1}', {"response_format": FORMAT, "opening": "<think>\n"}, True),
+        ('Hm {</think>\n\n{"a":1}', {"response_format": FORMAT, "opening": "<think>\n\n</think>"}, False),
+        ('<think>Hm</think>{"a":1}', {"response_format": FORMAT, "opening": "<think>\n\n</think>"}, False),
+        (CALL, {"response_format": FORMAT, "tools": [TOOL]}, True),
+        ('{"a":1}', {"response_format": FORMAT, "tools": [TOOL]}, True),
+        ("Well", {"response_format": FORMAT, "tools": [TOOL]}, False),
+        (f"<think>Hm</think>{CALL}", {"tools": [TOOL], "tool_choice": "required"}, True),
+        ("<think>Hm</think>No", {"tools": [TOOL], "tool_choice": "required"}, False),
+        ('{"a":1}', {"response_format": FORMAT, "tools": [TOOL], "tool_choice": "required"}, False),
+    ],
+)
+def test_reasoning_is_free_and_what_follows_is_not(text: str, fields: dict[str, Any], answered: bool) -> None:
+    """The model writes `text` whatever the grammar says, and fails where that has it otherwise."""
+    opening = fields.pop("opening", "")
+    asked = {
+        "messages": [{"role": "user", "content": text}],
+        "chat_template_kwargs": {"opening": opening},
+        **fields,
+    }
+    with scripted_model.serving("hermes", "qwen3") as url:
+        reply = send(url, "POST", CHAT, asked)
+    assert (reply.status == 200) is answered, reply.json
