@@ -165,6 +165,11 @@ def test_what_would_take_for_ever_is_given_up(tags, name):
         matcher.advance(int(source.choice(sorted(allowed(matcher)))))
 
 
+def test_an_object_of_many_properties(tags):
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(1000)}}
+    assert follows(compiled(of_schema(schema), tags).matcher(), '{"p3":1,"p998":-2}')
+
+
 def test_time_is_bounded(tags, monkeypatch):
     """Whoever waits is told; others compile meanwhile."""
     going, translate = threading.Event(), compiler_module.lark.translate

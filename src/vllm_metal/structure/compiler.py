@@ -24,9 +24,11 @@ TIMEOUT_S = 5.0
 #: One that was given up keeps its thread until the library is done with it.
 _NUM_THREADS = 4
 _MOST_CACHED = 64
-#: Below the library's own, so that no mask holds the engine thread up for more than some milliseconds.
+#: Fuel, states and sizes are below the library's own, so that no mask holds the engine thread up for more
+#: than some tens of milliseconds; rows may be longer, for objects of a thousand optional properties.
 _LIMITS = partial(
     LLParserLimits,
+    max_items_in_row=20_000,
     step_lexer_fuel=100_000,
     max_lexer_states=50_000,
     max_grammar_size=50_000,
@@ -37,7 +39,7 @@ _NUMBERS_GOING_ON = r"[0-9.eE](.|\n)*"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
-    """Answers to any number of requests may follow it. `param` is the field that asked for it."""
+    """Answers to any number of requests may follow it. Its matchers are copies of `beginning`."""
 
     beginning: LLMatcher
     num_words: int
