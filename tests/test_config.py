@@ -69,6 +69,7 @@ def test_precedence(file: Path, given_layers: tuple[bool, ...]) -> None:
         ({"METAL_SERVER_DRAIN_TIMEOUT": "5"}, "server.drain_timeout", 5.0),
         ({"METAL_LOG_LEVEL": "debug"}, "log.level", "debug"),
         ({"METAL_MODELS_SERVED_NAMES": "a,b"}, "models.served_names", ("a", "b")),
+        ({"METAL_MODELS_ALIASES": "a=o/x, b=o/y"}, "models.aliases", {"a": "o/x", "b": "o/y"}),
     ],
 )
 def test_environment(file: Path, environ: dict[str, str], key: str, value: object) -> None:
@@ -76,7 +77,7 @@ def test_environment(file: Path, environ: dict[str, str], key: str, value: objec
 
 
 def test_every_key_has_its_variable(file: Path) -> None:
-    environ = {each.environment: each.text(each.example).strip('[]"') for each in config.SETTINGS.values()}
+    environ = {each.environment: each.text(each.example).strip('[]{}"') for each in config.SETTINGS.values()}
     origins = load(file, **environ).origins
     for key, each in config.SETTINGS.items():
         assert each.environment == "METAL_" + key.replace(".", "_").upper()
@@ -92,6 +93,18 @@ def test_file_types(file: Path) -> None:
     assert loaded.server.allowed_hosts == ("a",)
     assert type(loaded.server.drain_timeout) is float
     assert loaded.engine.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[models.aliases]\nfast = 'org/x'",
+        "[models]\naliases.fast = 'org/x'",
+        "models.aliases = {fast='org/x'}",
+    ],
+)
+def test_a_table_may_be_written_as_toml_allows(file: Path, text: str) -> None:
+    assert load(file, text).models.aliases == {"fast": "org/x"}
 
 
 def test_flags(file: Path) -> None:
@@ -197,6 +210,8 @@ def test_a_named_file_must_exist(file: Path, by_variable: bool) -> None:
         ("[engine]\nmax_num_seqs = 1025", "2", "from 1 to 1024, got 1025", "`engine.max_num_seqs`: "),
         ("[engine]\nmax_model_len = 1", "2", "2 or more, or 0, got 1", "`engine.max_model_len`: "),
         ("[engine]\nseed = -1", "2", "got -1", "`engine.seed`: "),
+        ("[models.aliases]\na = 1", "1", "a table of non-empty strings, got a table", "`models.aliases`: "),
+        ("[models]\naliases = 'a'", "2", 'a table of non-empty strings, got "a"', "`models.aliases`: "),
         (f"[log]\nlevel = '{'x' * 500}'", "2", "x…", "`log.level`: "),
     ],
 )

@@ -154,6 +154,7 @@ class ModelsConfig:
         "Format of the model's reasoning; auto finds it, none leaves it in the text",
         required=True,
     )
+    aliases: Mapping[str, str] = setting({}, "Short names of your own, each for a model", kind=dict)
     dir: str = setting("", "Folder of models kept outside the hub's cache", is_path=True)
     temperature: float | None = _sampling_default("Temperature", kind=float, minimum=0, maximum=100)
     top_p: float | None = _sampling_default("Top-p", kind=float, above=0, maximum=1)
@@ -189,7 +190,9 @@ SECTIONS = {"server": ServerConfig, "engine": EngineConfig, "models": ModelsConf
 
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
-        f"{section}.{each.name}": Setting(section, each.name, each.default, **each.metadata)
+        f"{section}.{each.name}": Setting(
+            section, each.name, getattr(declaration(), each.name), **each.metadata
+        )
         for section, declaration in SECTIONS.items()
         for each in fields(declaration)
     }

@@ -16,7 +16,11 @@ T = TypeVar("T")
 def setting(default: T, doc: str, *, kind: type | None = None, **known: Any) -> T:
     """A dataclass field that carries the rest of its `Setting`; `known` are fields of that."""
     metadata = {"doc": doc, "kind": kind or type(default), **known}
-    declared: T = field(default=default, repr=not known.get("secret"), metadata=metadata)
+    # A dataclass takes no dictionary for a default.
+    given: dict[str, Any] = (
+        {"default_factory": default.copy} if isinstance(default, dict) else {"default": default}
+    )
+    declared: T = field(**given, repr=not known.get("secret"), metadata=metadata)
     return declared
 
 
@@ -88,6 +92,9 @@ class Setting:
         """The value that `text` of a variable or a command line stands for, unchecked."""
         if self.kind is tuple:
             return tuple(item.strip() for item in text.split(",") if item.strip())
+        if self.kind is dict:
+            pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+            return {name.strip(): value.strip() for name, _, value in pairs}
         if self.kind is bool:
             return _BOOLEANS.get(text.lower(), text)
         try:
@@ -112,6 +119,8 @@ class Setting:
             return False
         if isinstance(value, tuple):
             return all(isinstance(item, str) and item for item in value)
+        if isinstance(value, dict):
+            return all(isinstance(item, str) and item for pair in value.items() for item in pair)
         if isinstance(value, (int, float)):
             return (self.or_zero and value == 0) or (
                 (self.minimum is None or value >= self.minimum)
@@ -141,6 +150,7 @@ _NOUNS = {
     int: "a whole number",
     float: "a number",
     tuple: "a list of non-empty strings",
+    dict: "a table of non-empty strings",
 }
 
 

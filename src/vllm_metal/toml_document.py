@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _BOM = "\ufeff"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TO_ESCAPE = re.compile(r'[\x00-\x1f"\\\x7f]')
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _TOKEN = re.compile(
@@ -27,17 +28,24 @@ _TOKEN = re.compile(
 
 
 def render(value: object) -> str:
-    """`value` as TOML on one line: a string, a number, a boolean, or a list of them.
+    """`value` as TOML on one line: a string, a number, a boolean, or a list or table of them.
 
     Anything else that a TOML file can hold comes out as a message may show it.
     """
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(render, value))}]"
+    if isinstance(value, dict):
+        entries = ", ".join(f"{_key(str(key))} = {render(item)}" for key, item in value.items())
+        return f"{{ {entries} }}" if entries else "{}"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return f'"{_TO_ESCAPE.sub(_escape, value)}"'
     return str(value)
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else render(name)
 
 
 def _escape(character: re.Match[str]) -> str:

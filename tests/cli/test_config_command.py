@@ -172,6 +172,7 @@ def numbers(each: config.Setting) -> st.SearchStrategy[float]:
 INPUTS = {
     **{key: numbers(each) for key, each in config.SETTINGS.items() if each.kind in (int, float)},
     **{key: st.booleans() for key, each in config.SETTINGS.items() if each.kind is bool},
+    "models.aliases": st.from_regex(r"[\w.]+=[\w/.]+(, ?[\w.]+=[\w/.]+)?", fullmatch=True),
     "engine.device": st.sampled_from(config.SETTINGS["engine.device"].choices),
     "engine.dtype": st.sampled_from(config.SETTINGS["engine.dtype"].choices),
     "log.level": st.sampled_from(config.SETTINGS["log.level"].choices),

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_metal.config import ModelsConfig
 from vllm_metal.errors import ModelNotFound
-from vllm_metal.hub.names import AliasSource, HubSource, PathSource, parse_source
+from vllm_metal.hub.catalogue import known_models
+from vllm_metal.hub.names import AliasSource, HubSource, PathSource, configured_source, parse_source
 
 PART = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9]|[._-][A-Za-z0-9]){0,20}", fullmatch=True).filter(
     lambda part: not part.endswith(".git")
@@ -76,9 +78,39 @@ def test_refused(text: str) -> None:
 
 
 def test_near_miss_of_an_alias_is_named() -> None:
-    with pytest.raises(ModelNotFound, match="there is no model `SmolLM`") as caught:
-        parse_source("SmolLM")
-    assert caught.value.hint == "did you mean `smollm2`?"
+    with pytest.raises(ModelNotFound, match="there is no model `SmoLLM4`") as caught:
+        parse_source("SmoLLM4")
+    assert caught.value.hint in ("did you mean `smollm2`?", "did you mean `smollm3`?")
+    with pytest.raises(ModelNotFound) as caught:
+        parse_source("daly", {"daily": "org/name"})
+    assert caught.value.hint == "did you mean `daily`?"
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_known_models_are_of_the_hub(name: str) -> None:
+    model = known_models()[name]
+    source = parse_source(name)
+    assert source == parse_source(model.repo) == HubSource(model.repo)
+    assert model.kind in ("chat", "code", "small")
+    assert model.size_gb < model.needs_gb in (8, 16, 24, 32, 64)
+
+
+def test_a_users_own_names_go_first_and_may_stand_for_ours(tmp_path: Path) -> None:
+    aliases = {
+        "daily": "org/name@v1:Q4_0",
+        "qwen3-4b": "org/other",
+        "small": "smollm2",
+        "here": str(tmp_path),
+    }
+    assert parse_source("daily", aliases) == HubSource("org/name", "v1", "Q4_0")
+    assert parse_source("qwen3-4b", aliases) == HubSource("org/other")
+    assert parse_source("small", aliases) == AliasSource("smollm2")
+    assert parse_source("here", aliases) == PathSource(tmp_path)
+
+
+def test_the_configured_model_may_be_a_name_of_the_users() -> None:
+    models = ModelsConfig(default="daily", aliases={"daily": "org/name"}, revision="v2")
+    assert configured_source(models) == HubSource("org/name", "v2")
 
 
 def test_paths_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,7 +230,7 @@ def _load(config: Config) -> LoadedEngine:
     from vllm_metal.hub import names
     from vllm_metal.hub.pull import pull
 
-    source = names.parse_source(config.models.default)
+    source = names.configured_source(config.models)
     with pull_progress() as on_progress:
         local = pull(source, models_dir=config.models.store, on_progress=on_progress)
     return build(local.path, config)

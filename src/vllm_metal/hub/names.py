@@ -1,16 +1,19 @@
-"""What a user may call a model: a hub repository, a path or an alias."""
+"""What a user may call a model: a hub repository, a path or a short name."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from vllm_metal.config import ModelsConfig
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.hub.aliases import ALIASES
+from vllm_metal.hub.catalogue import known_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +66,29 @@ _URL = re.compile(
 _MAX_REPO_LENGTH = 96
 
 
-def parse_source(text: str) -> Source:
-    """The first that fits of: alias, path that exists, hub repository. Raises `ModelNotFound`."""
+def parse_source(text: str, aliases: Mapping[str, str] = MappingProxyType({})) -> Source:
+    """The first that fits of: short name, path that exists, hub repository. Raises `ModelNotFound`.
+
+    `aliases` are the user's own short names, which go before those that we know.
+    """
     text = text.strip()
+    text = aliases.get(text, text)
     if text in ALIASES:
         return AliasSource(text)
+    if model := known_models().get(text):
+        return HubSource(model.repo)
     if path := _existing_path(text):
         return PathSource(path)
     if text.startswith(("/", "~", "./", "../")) or text.endswith(".gguf"):
         raise ModelNotFound(f"`{text}` does not exist", hint="check the path")
     if source := _hub_source(text):
         return source
-    raise ModelNotFound(f"there is no model `{text}`", hint=_advice(text))
+    raise ModelNotFound(f"there is no model `{text}`", hint=_advice(text, aliases))
 
 
 def configured_source(models: ModelsConfig) -> Source:
     """The model that is served when none is named. Raises as `parse_source` does."""
-    source = parse_source(models.default)
+    source = parse_source(models.default, models.aliases)
     if models.revision and isinstance(source, HubSource):
         return replace(source, revision=models.revision)
     return source
@@ -109,7 +118,7 @@ def _hub_source(text: str) -> HubSource | None:
     return HubSource(repo, revision, quant)
 
 
-def _advice(text: str) -> str:
-    if near := difflib.get_close_matches(text.lower(), ALIASES, n=1):
+def _advice(text: str, aliases: Mapping[str, str]) -> str:
+    if near := difflib.get_close_matches(text.lower(), [*aliases, *ALIASES, *known_models()], n=1):
         return f"did you mean `{near[0]}`?"
     return "name a hub model as `org/name`, or give the path of a model folder or `.gguf` file"

@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from vllm_metal.engine.mlx import gguf_model, precision
 from vllm_metal.engine.mlx.gguf import GGUFFile
 from vllm_metal.errors import NotAModel, UnsupportedModel
+from vllm_metal.hub import gguf_header
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -150,7 +151,7 @@ def test_quantized_modules_keep_the_bits_of_their_tensor(tmp_path):
     )
     model, _ = gguf_model.load_model(file)
     assert (model.model.embed_tokens.bits, model.layers[0].self_attn.q_proj.bits) == (8, 4)
-    assert gguf_model.quantization_name(file) == "Q4_0"
+    assert gguf_header.quantization_name(file.tensors.values()) == "Q4_0"
 
 
 @pytest.mark.parametrize(

@@ -177,63 +177,6 @@ def test_a_file_that_is_no_model(tmp_path):
         loader.load(tmp_path / "notes.txt")
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"max_position_embeddings": 2048}, 2048),
-        ({"n_positions": 1024}, 1024),
-        ({"text_config": {"max_position_embeddings": 8192}}, 8192),
-        ({}, 4096),
-        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
-        (
-            {
-                "max_position_embeddings": 32768,
-                "rope_scaling": {
-                    "rope_type": "yarn",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 32768,
-                },
-            },
-            131072,
-        ),
-        (
-            {
-                "max_position_embeddings": 131072,
-                "rope_parameters": {
-                    "rope_type": "yarn",
-                    "factor": 32.0,
-                    "original_max_position_embeddings": 4096,
-                },
-            },
-            131072,
-        ),
-        (
-            {
-                "max_position_embeddings": 131072,
-                "rope_scaling": {
-                    "rope_type": "llama3",
-                    "factor": 32.0,
-                    "original_max_position_embeddings": 8192,
-                },
-            },
-            131072,
-        ),
-        (
-            {
-                "model_type": "gemma3",
-                "text_config": {
-                    "max_position_embeddings": 131072,
-                    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-                },
-            },
-            131072,
-        ),
-    ],
-)
-def test_context_length(config, expected):
-    assert loader.context_length({"model_type": "llama"} | config) == expected
-
-
 def test_smollm2_from_its_file_alone_knows_the_capital_of_france(smollm2_path):
     loaded = loader.load(smollm2_path)
     assert (loaded.context_length, loaded.quantization, loaded.dtype) == (8192, "Q4_1", "float32")

@@ -12,7 +12,8 @@ import mlx.core as mx
 
 from vllm_metal.engine.mlx import device, gguf, gguf_model, loader, safetensors
 from vllm_metal.errors import MetalError
-from vllm_metal.hub import store
+from vllm_metal.hub import gguf_header, store
+from vllm_metal.hub.model_config import context_length, quantization_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ def measure(path: Path) -> Footprint:
         config = store.read_json(path / "config.json")
         loader.check_architecture(config)
         safetensors.check_files(path)
-        number_format = loader.quantization_name(config)
+        number_format = quantization_name(config)
         kind = "MLX" if number_format else "plain safetensors"
         if not number_format:
             quantized_by = (config.get("quantization_config") or {}).get("quant_method")
@@ -48,7 +49,7 @@ def measure(path: Path) -> Footprint:
     else:
         file = gguf.GGUFFile(path)
         config = gguf_model.read_config(file)
-        kind, number_format = "GGUF", gguf_model.quantization_name(file)
+        kind, number_format = "GGUF", gguf_header.quantization_name(file.tensors.values())
         weight_bytes = sum(tensor.num_bytes for tensor in file.tensors.values())
     text_config = config | (config.get("text_config") or {})
     return Footprint(
@@ -56,7 +57,7 @@ def measure(path: Path) -> Footprint:
         number_format=number_format or text_config.get("dtype") or text_config.get("torch_dtype"),
         quantized_by=quantized_by,
         weight_bytes=weight_bytes,
-        context_length=loader.context_length(config),
+        context_length=context_length(config),
         kv_bytes_per_token=_kv_bytes_per_token(text_config),
         working_set_bytes=device.memory_bytes() if mx.is_available(mx.gpu) else None,
     )

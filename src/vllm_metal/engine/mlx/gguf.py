@@ -1,56 +1,17 @@
-"""Reads GGUF files: metadata and tensors, every length and offset checked against the size of the file."""
+"""Reads the tensors of GGUF files into MLX's layouts, their places checked against the size of the file."""
 
 from __future__ import annotations
 
-import mmap
-import struct
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
 
 import mlx.core as mx
 import numpy as np
 
-from vllm_metal.errors import NotAModel, UnsupportedModel
-
-MAGIC = b"GGUF"
-GROUP_SIZE = 32
+from vllm_metal.errors import UnsupportedModel
+from vllm_metal.hub import gguf_header
+from vllm_metal.hub.gguf_header import BLOCK_BYTES, GROUP_SIZE, Tensor, damaged
 
 _FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
-# Bytes of one block of GROUP_SIZE weights.
-_BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-_TYPE_NAMES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
-    11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
-    19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
-    27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
-
-_UINT32, _STRING, _ARRAY, _UINT64 = 4, 8, 9, 10
-_NUMBER_FORMATS = {
-    0: "B", 1: "b", 2: "H", 3: "h", _UINT32: "I", 5: "i", 6: "f", 7: "?", _UINT64: "Q", 11: "q", 12: "d",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """Where a tensor lies. `shape` is outermost first, `offset` counts from the start of the file."""
-
-    name: str
-    shape: tuple[int, ...]
-    type_name: str
-    offset: int
-
-    @property
-    def is_quantized(self) -> bool:
-        return self.type_name in _BLOCK_BYTES
-
-    @property
-    def num_bytes(self) -> int:
-        if self.is_quantized:
-            return prod(self.shape) // GROUP_SIZE * _BLOCK_BYTES[self.type_name]
-        return prod(self.shape) * int(_FLOAT_TYPES[self.type_name].size)
 
 
 class GGUFFile:
@@ -62,13 +23,8 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                self.metadata, self.tensors = _read_header(data)
-        except struct.error:
-            self._refuse("it ends within its header")
-        except (ValueError, OSError) as exc:
-            self._refuse(str(exc))
+        header = gguf_header.read(path)
+        self.metadata, self.tensors = header.metadata, header.tensors
         self._check_tensors()
 
     def arrays(self, tensor: Tensor) -> dict[str, mx.array]:
@@ -87,7 +43,7 @@ class GGUFFile:
         )
         if not tensor.is_quantized:
             return {"weight": raw.view(_FLOAT_TYPES[tensor.type_name]).reshape(tensor.shape)}
-        blocks = raw.reshape(-1, _BLOCK_BYTES[tensor.type_name])
+        blocks = raw.reshape(-1, BLOCK_BYTES[tensor.type_name])
         scales = blocks[:, :2].view(mx.float16)
         if tensor.type_name == "Q8_0":
             # int8 becomes uint8 with an offset of 128.
@@ -106,7 +62,7 @@ class GGUFFile:
     def _check_tensors(self) -> None:
         tensors = self.tensors.values()
         unsupported = sorted(
-            {tensor.type_name for tensor in tensors} - _FLOAT_TYPES.keys() - _BLOCK_BYTES.keys()
+            {tensor.type_name for tensor in tensors} - _FLOAT_TYPES.keys() - BLOCK_BYTES.keys()
         )
         if unsupported:
             names = ", ".join(f"`{name}`" for name in unsupported)
@@ -117,97 +73,12 @@ class GGUFFile:
         size = self.path.stat().st_size
         for tensor in tensors:
             if tensor.is_quantized and tensor.shape[-1] % GROUP_SIZE:
-                self._refuse(f"the rows of `{tensor.name}` are not whole blocks")
+                raise damaged(self.path, f"the rows of `{tensor.name}` are not whole blocks")
             if tensor.offset + tensor.num_bytes > size:
-                self._refuse(f"`{tensor.name}` lies past the end of the file")
-
-    def _refuse(self, reason: str) -> NoReturn:
-        raise NotAModel(
-            f"`{self.path}` is not a usable GGUF file: {reason}",
-            hint="it may have been fetched only in part; fetch it again",
-        )
+                raise damaged(self.path, f"`{tensor.name}` lies past the end of the file")
 
 
 def _pack_nibbles(blocks: mx.array) -> mx.array:
     """From GGUF's order (a block's first 16 weights in low nibbles, its last in high ones) to MLX's."""
     values = mx.concatenate([blocks & 0x0F, blocks >> 4], axis=1)
     return values[:, 0::2] | (values[:, 1::2] << 4)
-
-
-def _read_header(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if data[:4] != MAGIC:
-        raise ValueError("it does not begin with `GGUF`")
-    reader = _Reader(data, position=4)
-    if (version := reader.number(_UINT32)) not in (2, 3):
-        raise ValueError(f"version {version} is unknown")
-    num_tensors, num_metadata = reader.number(_UINT64), reader.number(_UINT64)
-    metadata = {}
-    for _ in range(num_metadata):
-        key = reader.string()
-        metadata[key] = reader.value(reader.number(_UINT32))
-    infos = [_read_tensor_info(reader) for _ in range(num_tensors)]
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1:
-        raise ValueError(f"its alignment is {alignment!r}")
-    data_offset = -(-reader.position // alignment) * alignment
-    tensors = {}
-    for name, shape, type_name, offset in infos:
-        if name in tensors:
-            raise ValueError(f"`{name}` occurs twice")
-        tensors[name] = Tensor(name, shape, type_name, data_offset + offset)
-    return metadata, tensors
-
-
-def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], str, int]:
-    name = reader.string()
-    num_dimensions = reader.number(_UINT32)
-    if not 1 <= num_dimensions <= 4:
-        raise ValueError(f"`{name}` has {num_dimensions} dimensions")
-    # The file names the innermost dimension first.
-    shape = tuple(reader.number(_UINT64) for _ in range(num_dimensions))[::-1]
-    if 0 in shape:
-        raise ValueError(f"`{name}` is empty")
-    type_id = reader.number(_UINT32)
-    return name, shape, _TYPE_NAMES.get(type_id, f"type {type_id}"), reader.number(_UINT64)
-
-
-class _Reader:
-    """Walks little-endian data; raises struct.error or ValueError when it would pass the end."""
-
-    def __init__(self, data: mmap.mmap, position: int) -> None:
-        self._data = data
-        self.position = position
-
-    def number(self, type_id: int) -> Any:
-        return self._unpack(_NUMBER_FORMATS[type_id])[0]
-
-    def string(self) -> str:
-        length = self.number(_UINT64)
-        end = self.position + length
-        if end > len(self._data):
-            raise ValueError("it ends within its header")
-        text = self._data[self.position : end].decode()
-        self.position = end
-        return text
-
-    def value(self, type_id: int) -> Any:
-        if type_id == _STRING:
-            return self.string()
-        if type_id == _ARRAY:
-            return self._array(self.number(_UINT32), self.number(_UINT64))
-        if type_id not in _NUMBER_FORMATS:
-            raise ValueError(f"metadata type {type_id} is unknown")
-        return self.number(type_id)
-
-    def _array(self, item_type_id: int, length: int) -> list[Any]:
-        if item_type_id == _STRING:
-            return [self.string() for _ in range(length)]
-        if item_type_id not in _NUMBER_FORMATS:
-            raise ValueError(f"metadata arrays of type {item_type_id} are unknown")
-        return list(self._unpack(f"{length}{_NUMBER_FORMATS[item_type_id]}"))
-
-    def _unpack(self, item_format: str) -> tuple[Any, ...]:
-        layout = "<" + item_format
-        values = struct.unpack_from(layout, self._data, self.position)
-        self.position += struct.calcsize(layout)
-        return values

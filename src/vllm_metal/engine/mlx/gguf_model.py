@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from importlib import import_module
 from typing import Any
 
@@ -11,8 +10,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from vllm_metal.engine.mlx.gguf import GROUP_SIZE, GGUFFile
+from vllm_metal.engine.mlx.gguf import GGUFFile
 from vllm_metal.errors import NotAModel, UnsupportedModel
+from vllm_metal.hub.gguf_header import GROUP_SIZE
 
 _MODEL_TYPES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _MODULES = {
@@ -77,12 +77,6 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
             hint="use an MLX version of the model",
         )
     return _config(file, architecture)
-
-
-def quantization_name(file: GGUFFile) -> str | None:
-    """The quantized type that most tensors have."""
-    types = Counter(tensor.type_name for tensor in file.tensors.values() if tensor.is_quantized)
-    return types.most_common(1)[0][0] if types else None
 
 
 def _config(file: GGUFFile, architecture: str) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from vllm_metal.engine.mlx.open_files import kept_open_files_limit
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest, NotAModel, UnsupportedModel
-from vllm_metal.hub import store
+from vllm_metal.hub import gguf_header, store
+from vllm_metal.hub.model_config import context_length, quantization_name
 
 with kept_open_files_limit():
     import mlx_lm.utils as mlx_lm_utils
@@ -28,15 +29,6 @@ with kept_open_files_limit():
 
 logger = logging.getLogger(__name__)
 
-# For configs that name no limit at all: a length that every model of the last years handles.
-_FALLBACK_CONTEXT_LENGTH = 4096
-_CONTEXT_LENGTH_KEYS = (
-    "max_position_embeddings",
-    "max_sequence_length",
-    "n_positions",
-    "seq_length",
-    "model_max_length",
-)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "*.tiktoken")
 
 
@@ -73,7 +65,7 @@ def load(
     elif path.is_file():
         file = gguf.GGUFFile(path)
         model, config = _fenced(path, gguf_model.load_model, file)
-        quantization, generation_config = gguf_model.quantization_name(file), {}
+        quantization, generation_config = gguf_header.quantization_name(file.tensors.values()), {}
         eos_token_ids = gguf_tokenizer.end_token_ids(file)
         default_dtype = precision.DTYPES[config["dtype"]]
     else:
@@ -97,22 +89,6 @@ def load(
         quantization=quantization,
         dtype=precision.compute_dtype(model),
     )
-
-
-def context_length(config: dict[str, Any]) -> int:
-    """Tokens that the model's positions reach, with the stretch of its rope scaling."""
-    text_config = config | (config.get("text_config") or {})
-    lengths = [text_config[key] for key in _CONTEXT_LENGTH_KEYS if isinstance(text_config.get(key), int)]
-    if not lengths:
-        return _FALLBACK_CONTEXT_LENGTH
-    length: int = lengths[0]
-    scaling = text_config.get("rope_scaling") or text_config.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    # The other kinds, and Gemma 3 with its linear one, already count the stretch in.
-    if kind in ("linear", "dynamic", "yarn") and not config.get("model_type", "").startswith("gemma3"):
-        original = scaling.get("original_max_position_embeddings", length)
-        length = max(length, int(original * scaling.get("factor", 1)))
-    return length
 
 
 def _load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dict[str, Any]]:
@@ -206,12 +182,3 @@ def _generation_defaults(generation_config: dict[str, Any]) -> dict[str, float]:
         logger.warning("the sampling defaults of `generation_config.json` are ignored: %s", exc)
         return {}
     return defaults
-
-
-def quantization_name(config: dict[str, Any]) -> str | None:
-    """What MLX's own quantization in a config is called."""
-    quantization = config.get("quantization")
-    if quantization is None:
-        return None
-    mode = quantization.get("mode", "affine")
-    return f"{quantization['bits']}-bit" if mode == "affine" else str(mode)
