@@ -29,6 +29,7 @@ VENV_COMMANDS = {
     "serve": "Serve a model on http://localhost:8000 with OpenAI's API.",
     "chat": "Chat with a model.",
     "pull": "Download a model, unless it is here already, and print its path.",
+    "show": "Show what a model is, how its answers are read and why, and its chat template.",
     "status": "Show the server, its models and requests, and the service.",
     "ps": "List the server's models.",
     "top": "Watch the GPU and the daemon.",

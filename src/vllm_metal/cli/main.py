@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from vllm_metal.cli import bench, chat, config, doctor, launcher, printer, program, pull, serve, status, top
+from vllm_metal.cli import (
+    bench,
+    chat,
+    config,
+    doctor,
+    launcher,
+    printer,
+    program,
+    pull,
+    serve,
+    show,
+    status,
+    top,
+)
 from vllm_metal.service import venv
 
 app = typer.Typer(
@@ -22,6 +35,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
+app.command("show")(show.show)
 app.command("status")(status.status)
 app.command("ps")(status.ps)
 app.command("top")(top.top)

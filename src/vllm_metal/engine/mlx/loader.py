@@ -56,7 +56,7 @@ def load(
     model's own, `chat_template` a template that does or the path of one. Raises NotAModel where files are
     missing or damaged, UnsupportedModel where this version cannot run them, ConfigError for a bad template.
     """
-    template = chat_templates.read(chat_template) if chat_template else None
+    file = None
     requested_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
     if path.is_dir():
         model, config, quantization, generation_config = _load_folder(path)
@@ -71,12 +71,7 @@ def load(
     else:
         raise NotAModel(f"`{path}` does not exist")
 
-    if tokenizer_path is None and path.is_file():
-        tokenizer = gguf_tokenizer.load_tokenizer(file, chat_template=template)
-    else:
-        tokenizer = _load_tokenizer(tokenizer_path or path, eos_token_ids, template)
-    if template is not None:
-        chat_templates.check(tokenizer.template_renderer, chat_template)
+    tokenizer = load_tokenizer(path if file is None else file, eos_token_ids, tokenizer_path, chat_template)
     _fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
     return LoadedModel(
         model=model,
@@ -89,6 +84,26 @@ def load(
         quantization=quantization,
         dtype=precision.compute_dtype(model),
     )
+
+
+def load_tokenizer(
+    source: Path | gguf.GGUFFile,
+    eos_token_ids: Iterable[int] = (),
+    tokenizer_path: Path | None = None,
+    chat_template: str = "",
+) -> Tokenizer:
+    """That of a model, a folder or a GGUF file, unless `tokenizer_path` and `chat_template` replace parts of
+    it. Raises as `load` does.
+    """
+    template = chat_templates.read(chat_template) if chat_template else None
+    if isinstance(source, gguf.GGUFFile) and tokenizer_path is None:
+        tokenizer = gguf_tokenizer.load_tokenizer(source, chat_template=template)
+    else:
+        path = source.path if isinstance(source, gguf.GGUFFile) else source
+        tokenizer = _load_tokenizer(tokenizer_path or path, eos_token_ids, template)
+    if template is not None:
+        chat_templates.check(tokenizer.template_renderer, chat_template)
+    return tokenizer
 
 
 def _load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dict[str, Any]]:

@@ -57,6 +57,14 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self.template_renderer.chat_template is not None
 
+    @property
+    def chat_template(self) -> str:
+        """The text of the template, or of several; empty where there is none."""
+        template = self.template_renderer.chat_template or ""
+        if isinstance(template, dict):  # one with tools, one without
+            template = "\n".join(template.values())
+        return template
+
     def encode(
         self,
         text: str,
@@ -175,8 +183,5 @@ class Tokenizer:
 
     def output_formats(self, *, tools: str = "auto", reasoning: str = "auto") -> OutputFormats:
         """How answers are to be read, found unless named. Raises ConfigError for a name of no format."""
-        template = self.template_renderer.chat_template or ""
-        if isinstance(template, dict):  # one with tools, one without
-            template = "\n".join(template.values())
-        model = Model(template, self.backend.get_vocab(), self._render)
+        model = Model(self.chat_template, self.backend.get_vocab(), self._render)
         return OutputFormats.of(model, tools=tools, reasoning=reasoning)

@@ -1,0 +1,53 @@
+"""What a model on disk says of itself, and how its answers would be read. No weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_metal.config import ModelsConfig
+from vllm_metal.engine.mlx import gguf, gguf_model, loader
+from vllm_metal.hub import gguf_header, store
+from vllm_metal.hub.model_config import context_length, quantization_name
+from vllm_metal.parsing.output_formats import OutputFormats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """`config` is that of the model's own files, as mlx-lm knows it."""
+
+    config: dict[str, Any]
+    number_format: str | None
+    context_length: int
+    vocab_size: int
+    end_tokens: list[str]
+    chat_template: str
+    formats: OutputFormats
+
+
+def describe(path: Path, models: ModelsConfig) -> ModelDescription:
+    """`models` may name another tokenizer, template or format. Raises as loading does."""
+    source: Path | gguf.GGUFFile
+    if path.is_dir():
+        source, config = path, store.read_json(path / "config.json")
+        number_format = quantization_name(config)
+    else:
+        source = gguf.GGUFFile(path)
+        config = gguf_model.read_config(source)
+        number_format = gguf_header.quantization_name(source.tensors.values())
+    tokenizer = loader.load_tokenizer(
+        source,
+        tokenizer_path=Path(models.tokenizer) if models.tokenizer else None,
+        chat_template=models.chat_template,
+    )
+    text_config = config | (config.get("text_config") or {})
+    return ModelDescription(
+        config=config,
+        number_format=number_format or text_config.get("dtype") or text_config.get("torch_dtype"),
+        context_length=context_length(config),
+        vocab_size=tokenizer.vocab_size,
+        end_tokens=sorted(tokenizer.token_bytes.spelling(id).decode() for id in tokenizer.eos_token_ids),
+        chat_template=tokenizer.chat_template,
+        formats=tokenizer.output_formats(tools=models.tool_call_parser, reasoning=models.reasoning_parser),
+    )
