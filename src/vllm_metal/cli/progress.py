@@ -1,8 +1,9 @@
-"""Shows a pull: a bar on a terminal, a few plain lines elsewhere."""
+"""Shows pulls: bars on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +17,10 @@ _LINE_EVERY_PERCENT = 5
 
 
 @contextmanager
-def pull_progress() -> Iterator[OnProgress]:
-    """The callback for `hub.pull.pull`."""
+def pull_progress(*, several: bool = False) -> Iterator[OnProgress]:
+    """The callback for `hub.pull.pull`, or for `several` at once, each on a thread of its own."""
     if sys.stderr.isatty():
-        with _bar() as show:
+        with _bars(several) as show:
             yield show
     else:
         yield plain_lines()
@@ -27,61 +28,81 @@ def pull_progress() -> Iterator[OnProgress]:
 
 def plain_lines(clock: Callable[[], float] = time.monotonic) -> OnProgress:
     """A line for each stage, then one at most every 5% and 2 s."""
-    stage, shown_percent, shown_at_s = "", 0, 0.0
+    shown: dict[str, tuple[int, float]] = {}
+    lock = threading.Lock()
 
     def show(progress: PullProgress) -> None:
-        nonlocal stage, shown_percent, shown_at_s
+        stage = progress.stage
         percent = progress.done_bytes * 100 // (progress.total_bytes or 1)
-        if progress.stage != stage:
-            stage, shown_percent, shown_at_s = progress.stage, 0, clock()
-            printer.note(stage)
-        elif percent - shown_percent >= _LINE_EVERY_PERCENT and clock() - shown_at_s >= _LINE_EVERY_S:
-            shown_percent, shown_at_s = percent, clock()
-            done, total = format_bytes(progress.done_bytes), format_bytes(progress.total_bytes)
-            printer.note(f"{stage}: {percent}% ({done} of {total})")
+        with lock:
+            if stage not in shown:
+                shown[stage] = 0, clock()
+                printer.note(stage)
+                return
+            shown_percent, shown_at_s = shown[stage]
+            if percent - shown_percent >= _LINE_EVERY_PERCENT and clock() - shown_at_s >= _LINE_EVERY_S:
+                shown[stage] = percent, clock()
+                done, total = format_bytes(progress.done_bytes), format_bytes(progress.total_bytes)
+                printer.note(f"{stage}: {percent}% ({done} of {total})")
 
     return show
 
 
 @contextmanager
-def _bar() -> Iterator[OnProgress]:
-    """A line for each stage, and while it counts bytes a bar below; nothing before the first stage."""
+def _bars(several: bool) -> Iterator[OnProgress]:
+    """A line for each stage, and while it counts bytes bars below; nothing before the first stage."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
         Progress,
+        TaskID,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.table import Column
 
     columns = (
         TextColumn("{task.percentage:>3.0f}%"),
-        BarColumn(bar_width=25),
+        BarColumn(bar_width=15),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
+        TextColumn(
+            "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"), markup=False
+        ),
     )
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    stage = ""
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    stages: set[str] = set()
+    tasks: dict[tuple[str, str], TaskID] = {}
+    lock = threading.Lock()
 
     def show(progress: PullProgress) -> None:
-        nonlocal stage
-        if progress.stage != stage:
-            stage = progress.stage
-            bar.stop()
-            for finished in bar.task_ids:
-                bar.remove_task(finished)
-            printer.note(stage)
-        if not progress.total_bytes:
-            return
-        if not bar.task_ids:
-            bar.add_task("", total=progress.total_bytes)
-            bar.start()
-        bar.update(bar.task_ids[-1], completed=progress.done_bytes)
+        # A single file is the whole.
+        files = progress.files if len(progress.files) > 1 else ()
+        names = {file.name for file in files}
+        with lock:
+            if progress.stage not in stages:
+                stages.add(progress.stage)
+                # Above the bars that are being drawn.
+                bars.console.print(progress.stage, markup=False, highlight=False, soft_wrap=True)
+            for stage, name in list(tasks):
+                if stage == progress.stage and name and name not in names:
+                    bars.remove_task(tasks.pop((stage, name)))
+            if progress.total_bytes:
+                draw(progress.stage, "", progress.done_bytes, progress.total_bytes)
+            for file in files:
+                draw(progress.stage, file.name, file.done_bytes, file.total_bytes)
+
+    def draw(stage: str, name: str, done_bytes: int, total_bytes: int) -> None:
+        if (stage, name) not in tasks:
+            words = name.removesuffix(".safetensors") if name or not several else stage
+            tasks[stage, name] = bars.add_task(words, total=total_bytes)
+            bars.start()
+        bars.update(tasks[stage, name], completed=done_bytes)
 
     try:
         yield show
     finally:
-        bar.stop()
+        bars.stop()

@@ -165,6 +165,7 @@ class _Transfer:
 
         num_failures = 0
         while self._done_bytes < self._file.size_bytes:
+            self._check_cancelled()
             done_before, asked_pause_s = self._done_bytes, 0.0
             problem: Exception | None = None
             try:

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder(folder: Path) -> None:
-    told = footprint.main(folder)
+    told = footprint.main([str(folder)])
     loaded = loader.load(folder)
     layers = layer_shapes(loaded.model)
     assert layers is not None
@@ -45,7 +45,7 @@ def test_a_folder(folder: Path) -> None:
 
 
 def test_a_gguf_file(smollm2_path: Path) -> None:
-    told = footprint.main(smollm2_path)
+    told = footprint.main([str(smollm2_path)])
     assert (told["kind"], told["number_format"]) == ("GGUF", "Q4_1")
     assert told["context_length"] == 8192
     # 30 layers of 3 heads of 64, keys and values, in half precision.
@@ -55,10 +55,10 @@ def test_a_gguf_file(smollm2_path: Path) -> None:
 
 def test_quantizations(folder: Path) -> None:
     edit_config(folder, quantization={"bits": 4, "group_size": 64}, quantization_config={"bits": 4})
-    told = footprint.main(folder)
+    told = footprint.main([str(folder)])
     assert (told["kind"], told["number_format"], told["quantized_by"]) == ("MLX", "4-bit", None)
     edit_config(folder, quantization=None, quantization_config={"quant_method": "awq"})
-    assert footprint.main(folder)["quantized_by"] == "awq"
+    assert footprint.main([str(folder)])["quantized_by"] == "awq"
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,33 @@ def test_quantizations(folder: Path) -> None:
 )
 def test_kv_by_the_config(folder: Path, changes: dict[str, Any], expected: int | None) -> None:
     edit_config(folder, **changes)
-    assert footprint.main(folder)["kv_bytes_per_token"] == expected
+    assert footprint.main([str(folder)])["kv_bytes_per_token"] == expected
 
 
 def test_what_cannot_be_loaded_is_told_as_loading_would(folder: Path) -> None:
     edit_config(folder, model_type="klingon")
-    told = footprint.main(folder)
+    told = footprint.main([str(folder)])
     assert "`klingon` is not supported" in told["error"]
     assert told["hint"]
+
+
+def test_a_model_that_is_not_here(folder: Path, tmp_path: Path) -> None:
+    known = {"config": json.loads((folder / "config.json").read_text()), "architecture": None}
+    told = expected(tmp_path, **known, weight_bytes=10)
+    assert told == footprint.main([str(folder)]) | {"weight_bytes": 10}
+
+    known["config"]["model_type"] = "klingon"
+    assert "`klingon` is not supported" in expected(tmp_path, **known, weight_bytes=10)["error"]
+
+    told = expected(tmp_path, config=None, architecture="llama", weight_bytes=10)
+    assert (told["kind"], told["kv_bytes_per_token"]) == ("GGUF", None)
+    assert "error" in expected(tmp_path, config=None, architecture="klingon", weight_bytes=10)
+
+
+def expected(tmp_path: Path, **known: Any) -> dict[str, Any]:
+    file = tmp_path / "known.json"
+    file.write_text(json.dumps(known))
+    return footprint.main(["--expect", str(file)])
 
 
 def test_it_is_a_program(folder: Path) -> None:
@@ -91,7 +110,7 @@ def test_it_is_a_program(folder: Path) -> None:
         check=True,
         timeout=120,
     )
-    assert json.loads(done.stdout) == footprint.main(folder)
+    assert json.loads(done.stdout) == footprint.main([str(folder)])
 
 
 def test_the_gpu_and_the_cpu_agree_where_there_are_both() -> None:

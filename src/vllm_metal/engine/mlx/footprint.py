@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,22 +36,54 @@ class Footprint:
 
 def measure(path: Path) -> Footprint:
     """Raises NotAModel or UnsupportedModel, as loading would."""
-    quantized_by = None
     if path.is_dir():
         store.inspect(path)
         config = store.read_json(path / "config.json")
         loader.check_architecture(config)
         safetensors.check_files(path)
-        number_format = quantization_name(config)
-        kind = "MLX" if number_format else "plain safetensors"
-        if not number_format:
-            quantized_by = (config.get("quantization_config") or {}).get("quant_method")
-        weight_bytes = sum(file.stat().st_size for file in path.glob(store.WEIGHTS))
-    else:
-        file = gguf.GGUFFile(path)
-        config = gguf_model.read_config(file)
-        kind, number_format = "GGUF", gguf_header.quantization_name(file.tensors.values())
-        weight_bytes = sum(tensor.num_bytes for tensor in file.tensors.values())
+        return _of_config(config, sum(file.stat().st_size for file in path.glob(store.WEIGHTS)))
+    file = gguf.GGUFFile(path)
+    config = gguf_model.read_config(file)
+    return _footprint(
+        "GGUF",
+        config,
+        weight_bytes=sum(tensor.num_bytes for tensor in file.tensors.values()),
+        number_format=gguf_header.quantization_name(file.tensors.values()),
+    )
+
+
+def expect(config: dict[str, Any] | None, architecture: str | None, weight_bytes: int) -> Footprint:
+    """Of a model that is not here: its `config.json`, or what is known of a GGUF file without one.
+
+    Raises UnsupportedModel.
+    """
+    if config is not None:
+        loader.check_architecture(config)
+        return _of_config(config, weight_bytes)
+    if architecture is not None:
+        gguf_model.check_architecture(architecture)
+    return _footprint("GGUF", {}, weight_bytes=weight_bytes)
+
+
+def _of_config(config: dict[str, Any], weight_bytes: int) -> Footprint:
+    if number_format := quantization_name(config):
+        return _footprint("MLX", config, weight_bytes=weight_bytes, number_format=number_format)
+    return _footprint(
+        "plain safetensors",
+        config,
+        weight_bytes=weight_bytes,
+        quantized_by=(config.get("quantization_config") or {}).get("quant_method"),
+    )
+
+
+def _footprint(
+    kind: str,
+    config: dict[str, Any],
+    *,
+    weight_bytes: int,
+    number_format: str | None = None,
+    quantized_by: str | None = None,
+) -> Footprint:
     text_config = config | (config.get("text_config") or {})
     return Footprint(
         kind=kind,
@@ -78,12 +111,15 @@ def _kv_bytes_per_token(config: dict[str, Any]) -> int | None:
     return 2 * num_layers * num_kv_heads * head_dim * item_bytes
 
 
-def main(path: Path) -> dict[str, Any]:
+def main(arguments: Sequence[str]) -> dict[str, Any]:
+    """A model's path, or `--expect` and a file with the arguments of `expect`."""
     try:
-        return asdict(measure(path))
+        if arguments[0] == "--expect":
+            return asdict(expect(**json.loads(Path(arguments[1]).read_bytes())))
+        return asdict(measure(Path(arguments[0])))
     except MetalError as exc:
         return {"error": exc.message, "hint": exc.hint}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))))
+    sys.stdout.write(json.dumps(main(sys.argv[1:])))

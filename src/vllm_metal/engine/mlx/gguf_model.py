@@ -61,12 +61,8 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
     Raises UnsupportedModel for an unknown architecture or scaling, NotAModel for missing metadata.
     """
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in _MODEL_TYPES:
-        raise UnsupportedModel(
-            f"model architecture `{architecture}` is not supported in GGUF files",
-            hint="supported are llama, mistral, qwen2 and qwen3; for others use an MLX version of the model",
-        )
+    architecture = str(file.metadata.get("general.architecture"))
+    check_architecture(architecture)
     if file.metadata.get("split.count", 1) > 1:
         raise UnsupportedModel(
             f"`{file.path}` is one part of a split model", hint="merge the parts into one GGUF file first"
@@ -77,6 +73,15 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
             hint="use an MLX version of the model",
         )
     return _config(file, architecture)
+
+
+def check_architecture(architecture: str) -> None:
+    """Raises UnsupportedModel."""
+    if architecture not in _MODEL_TYPES:
+        raise UnsupportedModel(
+            f"model architecture `{architecture}` is not supported in GGUF files",
+            hint="supported are llama, mistral, qwen2 and qwen3; for others use an MLX version of the model",
+        )
 
 
 def _config(file: GGUFFile, architecture: str) -> dict[str, Any]:
