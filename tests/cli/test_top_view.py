@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vllm_metal.monitor import ioreg
 from vllm_metal.monitor.engine_figures import EngineFigures
 from vllm_metal.monitor.host import Host
 from vllm_metal.monitor.powermetrics import readings
+from vllm_metal.monitor.reading import FrequencyShare
 from vllm_metal.monitor.snapshot import Snapshot
 from vllm_metal.monitor.verdict import judge
 
@@ -112,9 +114,23 @@ def test_a_full_table_of_states_shows_those_that_count() -> None:
         f"GPU HW active frequency: 408 MHz\nGPU HW active residency: 78.00% ({shares})\nGPU Power: 9 mW\n"
     )
     [reading] = readings([sample.encode()])
-    text = drawn(Snapshot(verdict=judge(reading), gpu=reading), 80)
-    assert [line.split()[0] for line in text.splitlines() if " MHz   " in line] == [
-        *("407", "408", "409", "410", "411", "412")
-    ]
+    snapshot = Snapshot(verdict=judge(reading), gpu=reading)
+
+    def frequencies(text: str) -> list[str]:
+        return [line.split()[0] for line in text.splitlines() if " MHz   " in line]
+
+    text = drawn(snapshot, 80)
+    assert frequencies(text) == ["410", "411", "412"]
+    assert frequencies(drawn(snapshot, 80, with_details=True)) == [str(n) for n in range(401, 413)]
     assert "Memory" not in text
     assert "Engine" not in text
+
+
+def test_all_that_a_mac_can_tell_fits_24_lines(snapshot: Snapshot) -> None:
+    # Shares that are alike are no reason for more lines.
+    frequencies = tuple(FrequencyShare(600 + n, 0.125) for n in range(8))
+    assert snapshot.gpu is not None
+    gpu = dataclasses.replace(snapshot.gpu, frequencies=frequencies, thermal_pressure="Heavy")
+    lines = drawn(dataclasses.replace(snapshot, gpu=gpu), 80).splitlines()
+    assert len(lines) <= 24
+    assert lines[-1].startswith("busy ")

@@ -33,6 +33,16 @@ def test_a_loaded_gpu_that_power_holds_back() -> None:
     )
 
 
+def test_a_table_that_is_cut_short_tells_no_fastest_state() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    [reading] = readings([page.encode()])
+    verdict = judge(reading)
+    # P8 was asked for, so there are more than the two states that are listed.
+    assert verdict.summary == "fully loaded: 100% active, 754 MHz, 21.2 W"
+    assert verdict.details[:2] == of("loaded.txt").details[:2]
+    assert not any("fastest" in detail for detail in verdict.details)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "summary"),
     [

@@ -19,7 +19,8 @@ _LABEL_WIDTH = 13
 _MAX_BAR_WIDTH = 40
 # What was used for less is not worth a line.
 _LEAST_RATIO = 0.005
-_MAX_NUM_FREQUENCIES = 6
+# With more, what a Mac tells under load would not fit a terminal of 24 lines.
+_MAX_NUM_FREQUENCIES = 3
 _UNKNOWN = "–"
 _STYLES = {
     "loaded": "bold green",
@@ -31,7 +32,7 @@ _STYLES = {
 
 
 def render(snapshot: Snapshot, width: int, *, with_details: bool = False) -> RenderableType:
-    """The whole screen; `with_details` explains the verdict."""
+    """The whole screen; `with_details` explains the verdict, and shows every frequency that was used."""
     bar_width = max(4, min(_MAX_BAR_WIDTH, width - _LABEL_WIDTH - 10))
     verdict = snapshot.verdict
     parts: list[RenderableType] = [
@@ -41,7 +42,7 @@ def render(snapshot: Snapshot, width: int, *, with_details: bool = False) -> Ren
     if with_details:
         parts += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in verdict.details]
     sections = {
-        "GPU": _gpu(snapshot.gpu, bar_width),
+        "GPU": _gpu(snapshot.gpu, bar_width, None if with_details else _MAX_NUM_FREQUENCIES),
         "Memory": _memory(snapshot.gpu, snapshot.host, snapshot.engine),
         f"Engine at {snapshot.engine_url}": _engine(snapshot.engine, snapshot.engine_problem, bar_width),
     }
@@ -64,7 +65,7 @@ def _machine(snapshot: Snapshot) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _gpu(gpu: GpuReading | None, bar_width: int) -> Iterator[tuple[str, str]]:
+def _gpu(gpu: GpuReading | None, bar_width: int, num_frequencies: int | None) -> Iterator[tuple[str, str]]:
     if gpu is None:
         return
     if gpu.active_ratio is not None:
@@ -74,7 +75,7 @@ def _gpu(gpu: GpuReading | None, bar_width: int) -> Iterator[tuple[str, str]]:
     if gpu.active_frequency_mhz is not None:
         top = gpu.top_frequency_mhz
         yield "frequency", f"{gpu.active_frequency_mhz:.0f} MHz" + (f", at most {top:.0f}" if top else "")
-    for share in _longest(gpu.frequencies):
+    for share in _longest(gpu.frequencies, num_frequencies):
         yield f"{share.frequency_mhz:>6.0f} MHz", _bar(share.ratio, bar_width)
     if gpu.power_mw is not None:
         whole = gpu.combined_power_mw
@@ -126,11 +127,11 @@ def _engine(engine: EngineFigures | None, problem: str | None, bar_width: int) -
     yield "busy", _bar(engine.busy_ratio, bar_width)
 
 
-def _longest(shares: Iterable[FrequencyShare]) -> list[FrequencyShare]:
+def _longest(shares: Iterable[FrequencyShare], at_most: int | None) -> list[FrequencyShare]:
     """The frequencies that took most of the time, in the order of the source."""
-    used = [share for share in shares if share.ratio >= _LEAST_RATIO]
-    least = sorted((share.ratio for share in used), reverse=True)[:_MAX_NUM_FREQUENCIES]
-    return [share for share in used if share.ratio >= least[-1]]
+    used = [(place, share) for place, share in enumerate(shares) if share.ratio >= _LEAST_RATIO]
+    longest = sorted(used, key=lambda each: -each[1].ratio)[:at_most]
+    return [share for _, share in sorted(longest, key=lambda each: each[0])]
 
 
 def _states(shares: Iterable[StateShare]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 
 
@@ -19,6 +20,12 @@ class StateShare:
 
     state: str
     ratio: float
+
+    @property
+    def number(self) -> int | None:
+        """8 of `P8`; None for a name of another kind."""
+        named = re.fullmatch(r"(?:SW_)?P(\d{1,3})", self.state, re.ASCII)
+        return int(named[1]) if named else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,10 @@ class GpuReading:
 
     @property
     def top_frequency_mhz(self) -> float | None:
-        """The fastest state the chip has, as far as the source lists them."""
+        """The fastest state the chip has; None where the source lists none, or not all."""
+        numbers = [share.number or 0 for share in (*self.requested, *self.granted)]
+        if len(self.frequencies) < max(numbers, default=0):
+            return None
         return max((share.frequency_mhz for share in self.frequencies), default=None)
 
     def filled_from(self, other: GpuReading) -> GpuReading:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -105,7 +104,7 @@ def _frequency(reading: GpuReading) -> Iterator[str]:
         reading.mean_frequency_mhz,
         reading.top_frequency_mhz,
     )
-    if headline is None or mean is None or top is None:
+    if headline is None or mean is None:
         return
     if abs(mean - headline) <= _AGREEMENT * headline:
         yield f"the states' weighted mean of {mean:.0f} MHz agrees with the headline"
@@ -114,7 +113,7 @@ def _frequency(reading: GpuReading) -> Iterator[str]:
             f"the states' weighted mean of {mean:.0f} MHz does not agree with the headline of "
             f"{headline:.0f} MHz: take another sample"
         )
-    if top > 0:
+    if top:
         yield f"it ran at {headline / top:.0%} of its fastest state, {top:.0f} MHz"
 
 
@@ -130,8 +129,7 @@ def _watts(reading: GpuReading) -> Iterator[str]:
 
 def _numbers(states: tuple[StateShare, ...]) -> list[int]:
     """The numbers of the states that took a part of the time worth naming."""
-    found = (re.fullmatch(r"(?:SW_)?P(\d{1,3})", share.state) for share in states if share.ratio >= 0.02)
-    return sorted({int(each[1]) for each in found if each})
+    return sorted({share.number for share in states if share.ratio >= 0.02 and share.number is not None})
 
 
 def _range(prefix: str, numbers: list[int]) -> str:
