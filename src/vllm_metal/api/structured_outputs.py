@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vllm_metal.errors import InvalidRequest
-from vllm_metal.structure.grammar import Grammar
+from vllm_metal.structure.grammar import JSON_OPTIONS, Grammar
 
 Choices = Annotated[list[str], Meta(min_length=1, max_length=65_536)]
 Schema = dict[str, Any]
@@ -56,8 +56,8 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTa
 
 
 class StructuredOutputs(Struct):
-    """Schemas and tags may come as text. JSON is written without whitespace where no pattern allows it, so
-    `disable_any_whitespace` asks for what is so already.
+    """Schemas and tags may come as text. Unless told otherwise, JSON has whitespace at most behind commas and
+    colons, a space.
     """
 
     json: Schema | str | None = None
@@ -77,9 +77,9 @@ class StructuredOutputs(Struct):
             schema = _parsed(self.json, Schema, f"{param}json")
             if self.disable_additional_properties:
                 _close(schema)
-            found.append(_of_schema(schema, f"{param}json", self.whitespace_pattern))
+            found.append(_of_schema(schema, f"{param}json", self._json_options))
         if self.json_object:
-            found.append(_of_schema({"type": "object"}, f"{param}json_object", self.whitespace_pattern))
+            found.append(_of_schema({"type": "object"}, f"{param}json_object", self._json_options))
         if self.regex is not None:
             found.append(Grammar("regex", self.regex, param=f"{param}regex"))
         if self.choice is not None:
@@ -90,6 +90,14 @@ class StructuredOutputs(Struct):
             tag = _parsed(self.structural_tag, StructuralTag, f"{param}structural_tag")
             found.append(Grammar("structural_tag", _json(tag), param=f"{param}structural_tag"))
         return found
+
+    @property
+    def _json_options(self) -> dict[str, Any]:
+        if self.disable_any_whitespace:
+            return {"whitespace_flexible": False}
+        if self.whitespace_pattern is not None:
+            return {"whitespace_pattern": self.whitespace_pattern}
+        return JSON_OPTIONS
 
 
 def of_response_format(asked: ResponseFormat) -> Grammar | None:
@@ -104,11 +112,7 @@ def of_response_format(asked: ResponseFormat) -> Grammar | None:
     return None
 
 
-def _of_schema(schema: Schema, param: str, whitespace_pattern: str | None = None) -> Grammar:
-    # Whitespace without end is valid JSON too, and what weak models like to write.
-    options: dict[str, Any] = {"whitespace_flexible": False}
-    if whitespace_pattern is not None:
-        options["whitespace_pattern"] = whitespace_pattern
+def _of_schema(schema: Schema, param: str, options: dict[str, Any] = JSON_OPTIONS) -> Grammar:
     return Grammar("json_schema", _json({**schema, "x-guidance": options}), param=param)
 
 
