@@ -76,6 +76,7 @@ SEEN_IN = {
     "stream": "server/test_streams.py",
     "stream_options": "server/test_streams.py",
     "suffix": "server/test_routes.py",
+    "thinking_token_budget": "server/test_required_calls.py",
     "timeout": "server/test_server_process.py",
     "tool_choice": "server/test_tool_calls.py",
     "tools": "server/test_tool_calls.py",

@@ -148,3 +148,40 @@ def test_reasoning_is_free_and_what_follows_is_not(text: str, fields: dict[str, 
     with scripted_model.serving("hermes", "qwen3") as url:
         reply = send(url, "POST", CHAT, asked)
     assert (reply.status == 200) is answered, reply.json
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "answered"),
+    [
+        ("<think>Hm</think>Hi <think>again and again</think>", {}, True),
+        ("<think>Hm, I</think>Hi", {}, False),
+        ("Hi", {}, True),
+        ("Hm</think>Hi <tool_call>", {"opening": "<think>"}, True),
+        ("Hm, I</think>Hi", {"opening": "<think>"}, False),
+        ("Hm, I think", {"opening": "<think></think>"}, True),
+        ("<think></think>Hi", {"thinking_token_budget": 0}, True),
+        ("<think>H</think>Hi", {"thinking_token_budget": 0}, False),
+        ('<think>Hm</think>{"a":1}', {"response_format": FORMAT}, True),
+        ('<think>Hm, I</think>{"a":1}', {"response_format": FORMAT}, False),
+    ],
+)
+def test_reasoning_has_no_more_tokens_than_its_budget(
+    text: str, fields: dict[str, Any], answered: bool
+) -> None:
+    """The model writes `text` whatever the grammar says, a token a byte, and fails where that ended it."""
+    asked = {
+        "messages": [{"role": "user", "content": text}],
+        "thinking_token_budget": 4,
+        "chat_template_kwargs": {"opening": fields.pop("opening", "")},
+        **fields,
+    }
+    with scripted_model.serving("hermes", "qwen3") as url:
+        reply = send(url, "POST", CHAT, asked)
+    assert (reply.status == 200) is answered, reply.json
+
+
+def test_reasoning_that_no_single_token_ends_has_no_budget() -> None:
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "thinking_token_budget": 4}
+    with scripted_model.serving(None, "granite") as url:
+        reply = send(url, "POST", CHAT, asked)
+    assert (reply.status, reply.error["param"]) == (400, "thinking_token_budget")

@@ -182,6 +182,21 @@ def test_reasoning_is_left_out_on_request(client: openai.OpenAI) -> None:
     assert message.to_dict() == {"role": "assistant", "content": "Hi", "refusal": None}
 
 
+@pytest.mark.parametrize(
+    ("text", "opening", "expected"),
+    [("<think>Hm.</think>Hi", "", 5), ("Hm.</think>Hi", "<think>", 4), ("Hi", "", 0), ("Hm.", "<think>", 4)],
+)
+def test_tokens_of_reasoning_are_counted(
+    client: openai.OpenAI, text: str, opening: str, expected: int
+) -> None:
+    fields = {"n": 2, "extra_body": {"chat_template_kwargs": {"opening": opening}}}
+    usage = client.chat.completions.create(**body(text, **fields)).usage
+    assert usage.completion_tokens_details.reasoning_tokens == 2 * expected
+    asked = body(text, **fields, stream=True, stream_options={"include_usage": True})
+    [*_, last] = client.chat.completions.create(**asked)
+    assert last.usage.completion_tokens_details == usage.completion_tokens_details
+
+
 def test_reasoning_that_the_template_began(client: openai.OpenAI) -> None:
     fields = {"extra_body": {"chat_template_kwargs": {"opening": "<think>\n"}}}
     message = whole(client, "Hm.\n</think>\n\nHi", **fields).message

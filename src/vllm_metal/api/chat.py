@@ -140,6 +140,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     include_reasoning: bool = True
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     add_special_tokens: bool = False

@@ -21,25 +21,42 @@ _MOST_REFERENCES = 8
 #: What a model may write in JSON, like most templates: a space behind commas and colons, no more.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _WHITESPACE = r"ws: /[ \n]{1,6}/"
-_TEXT = r"text: /(.|\n)*/"
+_TOKEN = re.compile(r"<\[\d+\]>")
 _FIELDS = {"id": "/[a-zA-Z0-9]{9,10}/", "number": "/[0-9]{1,3}/", "channel": '"commentary"'}
 _SPELLED_AS_TOKEN = re.compile(r"\[/?[A-Z_]+\]")
 
 
 def reasoning_first(
-    reasoning: ReasoningFormat, literal: Literal, *, begun: bool, before_content: bool
+    reasoning: ReasoningFormat,
+    literal: Literal,
+    *,
+    begun: bool,
+    before_content: bool,
+    max_tokens: int | None = None,
 ) -> str:
     """Lark for reasoning, to be gone on with by the name of what follows it.
 
-    `begun` says that the prompt has opened the reasoning, `before_content` that content must follow.
+    `begun` says that the prompt has opened the reasoning, `before_content` that content must follow. A limit
+    of `max_tokens` is for marks that are `tokens`.
     """
-    rules = _Rules(literal)
+    rules = _Rules(literal, max_tokens)
     rest = _joined(rules.until(reasoning.end), "ws?", literal(reasoning.resume))
     thought = rules.add(_joined(literal(reasoning.begin), rest))
     more = f"{thought}*" if reasoning.resume else "" if begun else f"{thought}?"
     start = _joined(rest if begun else "", more, "rest")
     follows = literal(reasoning.content_begin) if before_content else ""
     return "\n".join([start, *rules.lines, f"rest: {follows}"])
+
+
+def tokens(reasoning: ReasoningFormat, literal: Literal) -> tuple[str, str] | None:
+    """The marks of reasoning in Lark, if each is a special token."""
+    marks = literal(reasoning.begin), literal(reasoning.end)
+    return marks if all(_TOKEN.fullmatch(mark) for mark in marks) else None
+
+
+def anything_but(token: str) -> str:
+    """Lark for any answer that does not begin with `token`."""
+    return f"start: ({token.replace('<[', '<[^')} (<[*]>)*)?"
 
 
 def calls_or_content(calls: str, schema: str, reasoning: ReasoningFormat | None, literal: Literal) -> str:
@@ -78,9 +95,10 @@ def calls(tool_format: ToolFormat, tools: Sequence[Tool], literal: Literal, *, s
 class _Rules:
     """Collects rules and names them."""
 
-    def __init__(self, literal: Literal) -> None:
+    def __init__(self, literal: Literal, max_text_tokens: int | None = None) -> None:
         self.literal = literal
-        self.lines = [_WHITESPACE, _TEXT]
+        options = "" if max_text_tokens is None else f"[max_tokens={max_text_tokens}]"
+        self.lines = [_WHITESPACE, rf"text{options}: /(.|\n)*/"]
         self._until: dict[str, str] = {}
 
     def add(self, expression: str, *, options: str = "") -> str:

@@ -43,6 +43,7 @@ from vllm_metal.server.keys import CONFIG, MANAGER
 from vllm_metal.server.logprobs import TokenNames
 from vllm_metal.server.reading import Reading
 from vllm_metal.server.request_id import request_id
+from vllm_metal.server.thought_counter import ThoughtCounter
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -66,6 +67,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             prompt,
             TokenNames(engine.token_bytes, by_id=body.return_tokens_as_token_ids),
             [ChatChoiceWording(reading.new_reader(params)) for _ in range(body.n)],
+            [counter for _ in range(body.n) if (counter := reading.new_thought_counter(engine))],
         )
         params = reading.adapted(params, engine)
         choices = generation.choices(wording.id, [prompt], params, body.n, "messages")
@@ -135,6 +137,7 @@ class ChatWording:
     prompt: list[int]
     names: TokenNames
     choices: list[ChatChoiceWording]
+    thoughts: list[ThoughtCounter]
     created: int = field(default_factory=lambda: int(time.time()))
 
     def read(self, index: int, output: RequestOutput) -> bool:

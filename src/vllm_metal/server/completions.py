@@ -19,6 +19,7 @@ from vllm_metal.server import bodies, generation
 from vllm_metal.server.keys import MANAGER
 from vllm_metal.server.logprobs import TextLogprobsWriter, TokenNames, of_prompt
 from vllm_metal.server.request_id import request_id
+from vllm_metal.server.thought_counter import ThoughtCounter
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -123,6 +124,10 @@ class CompletionWording:
     model: str
     choices: list[ChoiceWording]
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def thoughts(self) -> list[ThoughtCounter]:
+        return []
 
     def read(self, index: int, output: RequestOutput) -> bool:
         return False

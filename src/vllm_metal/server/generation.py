@@ -24,6 +24,7 @@ from vllm_metal.server import bodies
 from vllm_metal.server.keys import CONFIG, USAGE
 from vllm_metal.server.sse import EventStream
 from vllm_metal.server.tally import Tally
+from vllm_metal.server.thought_counter import ThoughtCounter
 from vllm_metal.structure.grammar import Grammar
 
 
@@ -31,8 +32,11 @@ class Wording(Protocol):
     """How an endpoint puts an answer: as chunks (opening, deltas, closing, usage) or as a whole.
 
     It reads each output of a choice before it puts that, and says whether the answer has all it wants.
+    `thoughts` are as for `Tally`.
     """
 
+    @property
+    def thoughts(self) -> Sequence[ThoughtCounter]: ...
     def read(self, index: int, output: RequestOutput) -> bool: ...
     def opening(self) -> Sequence[Struct]: ...
     def deltas(self, index: int, output: RequestOutput, usage: Usage | UnsetType) -> Sequence[Struct]: ...
@@ -120,7 +124,7 @@ async def respond(
 async def _streamed(
     request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
 ) -> web.StreamResponse:
-    options, tally = body.stream_options, Tally(outputs.requests, body.n)
+    options, tally = body.stream_options, Tally(outputs.requests, body.n, wording.thoughts)
     told: dict[int, Progress] = {}
     async with EventStream(request) as events:
         await events.send(*wording.opening())
@@ -160,7 +164,7 @@ def _progress(index: int, progress: EngineProgress, num_prompt_tokens: int) -> P
 async def _whole(
     request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
 ) -> web.Response:
-    tally = Tally(outputs.requests, body.n)
+    tally = Tally(outputs.requests, body.n, wording.thoughts)
     wholes = [RequestOutput(each.request_id) for each in outputs.requests]
     async for news in outputs:
         for output in news:

@@ -16,10 +16,12 @@ from vllm_metal.parsing.reasoning_format import ReasoningFormat
 from vllm_metal.parsing.tool_format import ToolFormat
 from vllm_metal.parsing.tool_formats import TOOL_FORMATS
 from vllm_metal.server.answer_reader import AnswerReader
+from vllm_metal.server.thought_counter import ThoughtCounter
 from vllm_metal.structure.grammar import Grammar
 
 #: Tokens at the end of a prompt that hold the mark of reasoning, if the template has begun it.
 _TAIL = 32
+_BUDGET = "thinking_token_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +55,23 @@ class Reading:
         )
         if may_call:
             asked = await self._calls_or(asked, engine)
-        if asked is None or self.reasoning_format is None or self.is_over:
+        budget = self.body.thinking_token_budget
+        if self.reasoning_format is None or self.is_over or (asked is None and budget is None):
             return asked
+        literal = await engine.literal(asked.param if asked else _BUDGET)
+        marks = answer_grammar.tokens(self.reasoning_format, literal)
+        if budget is not None and marks is None:
+            raise InvalidRequest("this model's reasoning cannot be cut short", param=_BUDGET)
         prefix = answer_grammar.reasoning_first(
             self.reasoning_format,
-            await engine.literal(asked.param),
+            literal,
             begun=self.is_begun,
-            before_content=not may_call,
+            before_content=asked is not None and not may_call,
+            max_tokens=budget,
         )
+        if asked is None:
+            assert marks is not None
+            return Grammar("lark", answer_grammar.anything_but(marks[0]), prefix=prefix, param=_BUDGET)
         return replace(asked, prefix=prefix)
 
     async def _calls_or(self, content: Grammar | None, engine: AsyncEngine) -> Grammar:
@@ -108,6 +119,15 @@ class Reading:
             one_call=not self.body.parallel_tool_calls,
             tells_reasoning=self.body.include_reasoning,
         )
+
+    def new_thought_counter(self, engine: AsyncEngine) -> ThoughtCounter | None:
+        """For one choice; None where not single tokens mark the reasoning."""
+        if self.reasoning_format is None:
+            return None
+        begin, end = (
+            engine.token_ids([mark]) for mark in (self.reasoning_format.begin, self.reasoning_format.end)
+        )
+        return ThoughtCounter(min(begin), min(end), begun=self.is_begun) if begin and end else None
 
     @property
     def _reads(self) -> bool:

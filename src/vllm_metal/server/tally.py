@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm_metal.api.usage import PromptTokensDetails, Usage
+from msgspec import UNSET
+
+from vllm_metal.api.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 from vllm_metal.engine.async_engine import NewRequest
 from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.errors import EngineError, EngineUnavailable
+from vllm_metal.server.thought_counter import ThoughtCounter
 
 
 class Tally:
-    """For `requests`, `num_choices` of each prompt. A prompt counts once."""
+    """For `requests`, `num_choices` of each prompt. A prompt counts once. `thoughts` are counters for each
+    request, or none where reasoning is not told apart by tokens.
+    """
 
-    def __init__(self, requests: Sequence[NewRequest], num_choices: int) -> None:
+    def __init__(
+        self, requests: Sequence[NewRequest], num_choices: int, thoughts: Sequence[ThoughtCounter] = ()
+    ) -> None:
         self._index = {request.request_id: index for index, request in enumerate(requests)}
         self._num_choices = num_choices
+        self._thoughts = thoughts
         self._prompt_tokens = sum(len(request.prompt_token_ids) for request in requests[::num_choices])
         self._completion_tokens = [0] * len(requests)
         self._cached_tokens = [0] * len(requests)
@@ -29,6 +37,8 @@ class Tally:
         index = self._index[output.request_id]
         self._completion_tokens[index] = output.num_output_tokens
         self._cached_tokens[index] = output.num_cached_tokens
+        if self._thoughts:
+            self._thoughts[index].count(output.token_ids)
         return index
 
     @property
@@ -40,4 +50,9 @@ class Tally:
             completion_tokens=completion_tokens,
             total_tokens=self._prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(sum(self._cached_tokens[:: self._num_choices])),
+            completion_tokens_details=(
+                CompletionTokensDetails(sum(each.num_tokens for each in self._thoughts))
+                if self._thoughts
+                else UNSET
+            ),
         )
