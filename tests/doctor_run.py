@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fake_mac import FakeMac
-from scripted_server import Handler, Script, chunk, event, replies
+from scripted_server import Answer, Handler, Script, chunk, event, replies
 from vllm_metal.cli.main import app
 from vllm_metal.monitor import active_probe, mlx_process
 
@@ -40,6 +40,16 @@ def prepare(tmp_path: Path, mac: FakeMac, daemon: Script, monkeypatch: pytest.Mo
 
 def running(num_requests: int) -> str:
     return f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running {num_requests}\n"
+
+
+def of_another(answer: Answer) -> Answer:
+    """The same from a server that is not ours."""
+
+    def foreign(handler: Handler) -> None:
+        handler.server_version = "llama.cpp"
+        answer(handler)
+
+    return foreign
 
 
 def generates(handler: Handler) -> None:

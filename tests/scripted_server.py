@@ -28,6 +28,7 @@ class Received:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server_version = "vllm-metal/0.0.0"
 
     def do_GET(self) -> None:
         self._serve(None)

@@ -80,6 +80,11 @@ class Client:
                 yield _delta(self._object(event))
         raise self._broken_off()
 
+    def is_ours(self) -> bool:
+        """Whether it is vllm-metal that answers, whatever its state and its keys."""
+        with self._reply("GET", "/health", timeout_s=REPLY_TIMEOUT_S) as response:
+            return (response.headers["Server"] or "").startswith("vllm-metal/")
+
     def health(self) -> dict[str, Any]:
         """What the server says of its state; raises `EngineUnavailable` while it loads or drains."""
         return self._get("/health")
@@ -94,7 +99,10 @@ class Client:
 
     def status(self) -> dict[str, Any]:
         """The server's `models`, each with its state, and how many requests run and wait."""
-        return self._get("/admin/status")
+        status = self._get("/admin/status")
+        if "uptime_s" not in status:
+            raise EngineError(f"what answers at {self.url} is not vllm-metal, or another version of it")
+        return status
 
     def model_folders(self) -> list[dict[str, Any]]:
         """The folders that models come from, and whether the server itself may read them."""
@@ -113,7 +121,16 @@ class Client:
     def _exchange(
         self, method: str, path: str, body: object = None, *, timeout_s: float | None
     ) -> Iterator[HTTPResponse]:
-        """One request and its reply, whose body is the caller's to read."""
+        """One request and its reply, if that is no refusal; the body is the caller's to read."""
+        with self._reply(method, path, body, timeout_s=timeout_s) as response:
+            if response.status != 200:
+                raise self._refusal(response)
+            yield response
+
+    @contextmanager
+    def _reply(
+        self, method: str, path: str, body: object = None, *, timeout_s: float | None
+    ) -> Iterator[HTTPResponse]:
         data = None if body is None else _json(body)
         headers = self._headers | ({} if data is None else {"Content-Type": "application/json"})
         with closing(self._open()) as connection:
@@ -122,8 +139,6 @@ class Client:
             try:
                 connection.request(method, self._path + path, data, headers)
                 with connection.getresponse() as response:
-                    if response.status != 200:
-                        raise self._refusal(response)
                     yield response
             except TimeoutError as exc:
                 raise ServerUnreachable(
@@ -238,7 +253,9 @@ def _error(status: int, error: Any, retry_after: str | None = None) -> MetalErro
     # An error in mid-stream has no status line; some servers give the status as its code.
     status = code if isinstance(code, int) else status
     if status == 401:
-        return MetalError(message, hint="give a key that the server knows: `metal chat --api-key KEY`")
+        return MetalError(
+            message, hint="give a key that the server knows, with `--api-key` or in `server.api_keys`"
+        )
     if status == 429:
         return EngineBusy(message, retry_after_s=_seconds(retry_after, 1))
     if status == 503:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from doctor_run import DATA, doctor, faults, generates, prepare, running
+from doctor_run import DATA, doctor, faults, generates, of_another, prepare, running
 from fake_mac import FakeMac
 from scripted_server import Handler, Script, chunk, event, refuses, replies, serving, streams
 from vllm_metal.cli.main import app
@@ -287,7 +287,7 @@ def test_a_server_that_lets_only_some_in(server: Script) -> None:
 
 
 def test_another_server_is_given_no_work(server: Script) -> None:
-    server.on("/health", replies({}))
+    server.on("/health", of_another(replies({"status": "ok"})))
     _, found = doctor()
     assert found["under load"]["level"] == "skipped"
     server.on("/admin/model-folders", replies({}))
@@ -331,6 +331,7 @@ def test_a_bundle_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     log.write_text(
         "\n".join(["POST /v1/models 200", *secrets.values(), "hf_abcdefghijkl sk-proj-1234567890"])
         + f"\nAuthorization: Bearer fourth-secret\nloaded {tmp_path}/model\n"
+        + "no answer from http://me:fifth-secret@proxy:80/\n"
     )
     bundle = tmp_path / "report.zip"
     _, found = doctor("--bundle", str(bundle), METAL_LOG_FILE=str(log), **secrets)
@@ -359,6 +360,20 @@ def test_a_bundle_holds_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(texts["config.json"])["server.api_keys"]["value"] == ["***"]
     assert "mlx" in json.loads(texts["versions.json"])["packages"]
     assert "vllm:num_requests_running" in texts["metrics.txt"]
+
+
+def test_a_bundle_is_written_whatever_is_wrong(
+    tmp_path: Path, server: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.on_chat(refuses(401, "a key is needed, as `Authorization: Bearer KEY`"))
+    monkeypatch.setenv("HOME", "")
+    bundle = tmp_path / "report.zip"
+    _, found = doctor("--bundle", str(bundle), METAL_LOG_FILE=str(tmp_path))
+    with zipfile.ZipFile(bundle) as archive:
+        assert archive.read(tmp_path.name).decode() == f"cannot read `{tmp_path}`: Is a directory"
+        findings = json.loads(archive.read("doctor.json"))
+    (refusal,) = [each for each in findings if each["subject"] == "under load"]
+    assert refusal["message"] == found["under load"]["message"].replace("KEY", "***")
 
 
 @pytest.mark.parametrize("name", ["there.zip", "no/such/folder.zip"])

@@ -14,9 +14,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from doctor_run import doctor, faults, prepare
+from doctor_run import doctor, faults, of_another, prepare
 from fake_mac import FakeMac
-from scripted_server import Script, replies, serving
+from scripted_server import Answer, Script, replies, serving
+from vllm_metal import client
 from vllm_metal.cli.main import app
 
 
@@ -187,16 +188,36 @@ def test_a_daemon_that_loads_is_a_warning(server: Script) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [replies(""), replies("<html>Hello</html>"), replies({"error": "gone"}, 404)]
+    "answer",
+    [
+        replies(""),
+        replies("<html>Hello</html>"),
+        replies({"error": "gone"}, 404),
+        # As servers of other programs say that they are well, or not yet.
+        replies({"status": "ok"}),
+        replies({"error": {"message": "Loading model"}}, 503),
+    ],
 )
-def test_a_port_that_another_server_has(server: Script, answer: object) -> None:
-    server.on("/health", answer)
+def test_a_port_that_another_server_has(server: Script, answer: Answer) -> None:
+    server.on("/health", of_another(answer))
     code, found = doctor()
     assert code == 1
     assert found["port"]["level"] == "problem"
     assert "taken by another program" in found["port"]["message"]
     assert "lsof -nP -iTCP:" in found["port"]["hint"]
     assert "daemon" not in found
+
+
+def test_a_port_whose_owner_does_not_answer(server: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "REPLY_TIMEOUT_S", 0.2)
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        port = silent.getsockname()[1]
+        code, found = doctor(METAL_SERVER_PORT=str(port))
+    assert code == 1
+    assert found["port"]["level"] == "problem"
+    # It may be ours, which hangs: nothing says that it is not.
+    assert found["port"]["message"].startswith(f"port {port} is taken, and nothing tells by whom: ")
+    assert "restart it if it is `metal`" in found["port"]["hint"]
 
 
 def test_no_daemon_is_a_warning() -> None:

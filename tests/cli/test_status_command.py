@@ -109,6 +109,13 @@ def test_a_key_that_is_missing_is_told(metal: Metal, server: Script) -> None:
     assert "error: a valid API key is needed" in done.stderr
 
 
+def test_what_another_server_says_is_no_status(metal: Metal, server: Script) -> None:
+    server.on("/admin/status", replies({"status": "ok"}))
+    done = metal("status")
+    assert done.exit_code == 3
+    assert f"error: what answers at {server.url} is not vllm-metal" in done.stderr
+
+
 def test_no_server(tmp_path: Path) -> None:
     url = f"unix:{tmp_path / 'nobody'}"
     done = CliRunner().invoke(app, ["status", "--json", "--url", url], env={"PATH": ""})

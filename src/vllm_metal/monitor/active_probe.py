@@ -24,14 +24,10 @@ _PROMPT = "Count from one to a thousand, in words."
 
 
 def under_load(surroundings: Surroundings) -> Iterator[Finding]:
-    client = surroundings.client
-    try:
-        is_ours = "status" in client.health()
-    except MetalError:
-        is_ours = False
-    if not is_ours:
-        yield Finding("skipped", _SUBJECT, "no server of ours is there to generate anything")
+    if not surroundings.serves():
+        yield Finding("skipped", _SUBJECT, "no server of ours is ready to generate anything")
         return
+    client = surroundings.client
     with _generating(client) as news:
         failure = _failure(news)
         snapshot = None if failure else _look(client)

@@ -20,7 +20,8 @@ from vllm_metal.monitor.surroundings import Surroundings
 from vllm_metal.service import launchd, log_tail
 
 _NUM_LOG_LINES = 1000
-_TOKEN = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{8,}|(?<=Bearer )\S+")
+# The last is the password of a URL, as of a proxy.
+_TOKEN = re.compile(r"""\b(?:hf_|sk-)[A-Za-z0-9_-]{8,}|(?<=Bearer )[^\s"`]+|(?<=://)[^\s/@"]+(?=@)""")
 _SECRET_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "METAL_SERVER_API_KEYS")
 
 
@@ -69,8 +70,8 @@ def _members(surroundings: Surroundings, findings: Iterable[Finding]) -> Iterato
     for file in (log, launchd.stdio_file()):
         try:
             yield file.name, log_tail.tail(file, _NUM_LOG_LINES)
-        except OSError as exc:
-            yield file.name, f"cannot be read: {exc.strerror}"
+        except MetalError as exc:
+            yield file.name, exc.message
 
 
 def _without_secrets(text: str, surroundings: Surroundings) -> str:
@@ -80,7 +81,9 @@ def _without_secrets(text: str, surroundings: Surroundings) -> str:
         keys |= {key.strip() for key in os.environ.get(variable, "").split(",")}
     for key in sorted(filter(None, keys), key=len, reverse=True):
         text = text.replace(key, "***")
-    return _TOKEN.sub("***", text).replace(str(Path.home()), "~")
+    text, home = _TOKEN.sub("***", text), Path.home()
+    # Without a name it is in every path.
+    return text.replace(str(home), "~") if home.name else text
 
 
 def _json(value: object) -> str:

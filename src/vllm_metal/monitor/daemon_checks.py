@@ -6,8 +6,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
+from vllm_metal.client import Client
 from vllm_metal.config import ServerConfig
-from vllm_metal.errors import EngineUnavailable, MetalError
+from vllm_metal.errors import MetalError
 from vllm_metal.monitor.finding import Finding
 from vllm_metal.monitor.surroundings import Surroundings
 
@@ -22,36 +23,47 @@ def daemon(surroundings: Surroundings) -> Iterator[Finding]:
         return
     where = f"`{server.uds}`" if server.uds else f"port {server.port}"
     try:
-        # An empty answer is that of another server: ours tells its state.
-        is_ours = "status" in client.health()
-        failure: MetalError | None = None
-    except EngineUnavailable as exc:
-        is_ours, failure = True, exc
+        is_ours = client.is_ours()
     except MetalError as exc:
-        is_ours, failure = False, exc
+        yield from _silence(exc, where, server)
+        return
     if is_ours:
         yield Finding("ok", "port", f"the daemon has {where}")
-        if failure is None:
-            yield Finding("ok", "daemon", f"answers at {client.url}, healthy")
-        else:
-            yield Finding(
-                "warning",
-                "daemon",
-                f"answers at {client.url}, but takes no requests: {failure.message}",
-                why="requests wait, or are refused, until that is over",
-                hint="see `metal service logs`",
-            )
-        return
-    is_taken = _is_taken(server)
-    # A certificate of one's own keeps a client from learning who answers.
-    if is_taken and not (failure and server.ssl_certfile):
-        names_it = f"`lsof {server.uds}`" if server.uds else f"`lsof -nP -iTCP:{server.port} -sTCP:LISTEN`"
+        yield _health(client)
+    else:
         yield Finding(
             "problem",
             "port",
             f"{where} is taken by another program",
             why="the daemon cannot listen there",
-            hint=f"{names_it} names it; end it, or change `server.{'uds' if server.uds else 'port'}`",
+            hint=f"{_whose(server)} names it; end it, or change {_key(server)}",
+        )
+
+
+def _health(client: Client) -> Finding:
+    try:
+        client.health()
+    except MetalError as exc:
+        return Finding(
+            "warning",
+            "daemon",
+            f"answers at {client.url}, but takes no requests: {exc.message}",
+            why="requests wait, or are refused, until that is over",
+            hint="see `metal service logs`",
+        )
+    return Finding("ok", "daemon", f"answers at {client.url}, healthy")
+
+
+def _silence(failure: MetalError, where: str, server: ServerConfig) -> Iterator[Finding]:
+    is_taken = _is_taken(server)
+    # A certificate of one's own keeps a client from learning who answers.
+    if is_taken and not server.ssl_certfile:
+        yield Finding(
+            "problem",
+            "port",
+            f"{where} is taken, and nothing tells by whom: {failure.message}",
+            why="a daemon that hangs serves nothing, and where another program listens it cannot",
+            hint=f"{_whose(server)} names it; restart it if it is `metal`, else end it or change {_key(server)}",
         )
         return
     if not is_taken:
@@ -59,10 +71,18 @@ def daemon(surroundings: Surroundings) -> Iterator[Finding]:
     yield Finding(
         "warning",
         "daemon",
-        failure.message if failure else f"nothing of vllm-metal answers at {client.url}",
+        failure.message,
         why="nothing serves models here",
-        hint=(failure.hint if failure and failure.hint else "start it with `metal serve`"),
+        hint=failure.hint or "start it with `metal serve`",
     )
+
+
+def _whose(server: ServerConfig) -> str:
+    return f"`lsof {server.uds}`" if server.uds else f"`lsof -nP -iTCP:{server.port} -sTCP:LISTEN`"
+
+
+def _key(server: ServerConfig) -> str:
+    return "`server.uds`" if server.uds else "`server.port`"
 
 
 def _is_taken(server: ServerConfig) -> bool:

@@ -126,7 +126,8 @@ def _fit(told: dict[str, Any], surroundings: Surroundings) -> Finding:
             hint=_more_room(needed, working_set, kv_bytes_per_token, weights, engine),
         )
     available = surroundings.host.memory_available_bytes
-    if needed > available and not _is_loaded(surroundings):
+    # What is available is what a server that has loaded the model has left.
+    if needed > available and not surroundings.serves():
         # Rounded down, and never to less than the weights need.
         share = max(math.floor(20 * available / working_set) / 20, _share(weights, working_set))
         advice = f", or set `{_UTILIZATION} = {share:g}`" if share * working_set <= available else ""
@@ -154,12 +155,3 @@ def _more_room(
 def _share(num_bytes: int, working_set: int) -> float:
     """The setting that gives at least `num_bytes`, with two digits."""
     return math.ceil(100 * num_bytes / working_set) / 100
-
-
-def _is_loaded(surroundings: Surroundings) -> bool:
-    """Whether what is available is what a server that runs has left."""
-    try:
-        surroundings.client.health()
-    except MetalError:
-        return False
-    return True

@@ -10,7 +10,7 @@ from pathlib import Path
 from vllm_metal import config
 from vllm_metal.client import Client, client_of
 from vllm_metal.config import Config
-from vllm_metal.errors import ConfigError
+from vllm_metal.errors import ConfigError, MetalError
 from vllm_metal.monitor import host
 from vllm_metal.monitor.host import Host
 
@@ -23,6 +23,13 @@ class Surroundings:
     config: Config
     config_error: ConfigError | None
     client: Client
+
+    def serves(self) -> bool:
+        """Whether the daemon is there, and takes requests."""
+        try:
+            return self.client.is_ours() and "status" in self.client.health()
+        except MetalError:
+            return False
 
 
 def gather(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Surroundings:
