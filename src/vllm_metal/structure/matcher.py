@@ -56,7 +56,8 @@ def masks(matchers: Sequence[Matcher]) -> NDArray[np.int32]:
     """
     filled = np.full((len(matchers), matchers[0].num_words), -1, np.int32)
     able = [(row, each) for row, each in enumerate(matchers) if each.error is None]
-    fill_next_token_bitmask_par(_executor(), [(each.inner, row) for row, each in able], filled)
+    if able:
+        fill_next_token_bitmask_par(_executor(), [(each.inner, row) for row, each in able], filled)
     for row, each in able:
         if each.error is None:
             each.bound_number(filled[row])

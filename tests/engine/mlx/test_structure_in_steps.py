@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import partial
 from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLParserLimits
 
 import tiny_models
 from byte_vocabulary import EOS, TOKENIZER, compiled, compiler, encode, of_schema
@@ -16,8 +18,8 @@ from engine_driver import Answer, make_core, request, run, solo
 from vllm_metal.engine.mlx import kv_cache
 from vllm_metal.engine.outputs import FinishReason
 from vllm_metal.engine.request import Request
+from vllm_metal.structure import compiler as compiler_module
 from vllm_metal.structure.grammar import Grammar
-from vllm_metal.structure.matcher import Matcher
 
 EOS_IDS = frozenset({EOS})
 NUM_SCHEMAS = 300
@@ -204,17 +206,20 @@ def test_no_grammar_no_waiting(model):
         assert bool(step._unbegun) == (grammar is None)
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
-def test_a_matcher_that_gives_up_ends_its_own_request(model, monkeypatch, overlap):
-    monkeypatch.setattr(
-        Matcher, "error", property(lambda self: "too complex" if self is ill.matcher else None)
-    )
-    ill = request("ill", [1, 2], temperature=1.0, grammar=ASKED["schema"]["grammar"])
-    well = request("well", [1, 2], temperature=1.0, grammar=ASKED["schema"]["grammar"], max_tokens=80)
-    answers = run(make_core(model, overlap=overlap, eos_token_ids=EOS_IDS), [ill, well])
-    assert answers["ill"].last.finish_reason is FinishReason.ERROR
-    assert answers["ill"].last.error == "too complex"
-    assert answers["well"].last.finish_reason is FinishReason.STOP
+def test_a_grammar_that_becomes_too_complex_ends_its_own_request(model, monkeypatch, overlap, alone):
+    monkeypatch.setattr(compiler_module, "_LIMITS", partial(LLParserLimits, max_items_in_row=8))
+    many = " | ".join(f'"y" "{i}"' for i in range(99))
+    grammar = compiled(Grammar("lark", f'start: "xx" ({many})'), compiler())
+    complex_one = request("complex", [1, 2], temperature=1.0, grammar=grammar, max_tokens=80)
+    simple = request("simple", [1, 2], temperature=1.0, grammar=ASKED["schema"]["grammar"], max_tokens=80)
+    core = make_core(model, overlap=overlap, eos_token_ids=EOS_IDS)
+    answers = run(core, [complex_one] if alone else [complex_one, simple])
+    assert answers["complex"].last.finish_reason is FinishReason.ERROR
+    assert "too complex" in answers["complex"].last.error
+    assert alone or answers["simple"].last.finish_reason is FinishReason.STOP
+    assert core.scheduler.num_preemptions == 0
 
 
 def test_what_is_allowed_by_nothing_ends_its_own_request(model):
