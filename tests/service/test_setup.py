@@ -31,9 +31,13 @@ def _users_pip() -> dict[str, str]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.slow
-def test_the_real_lock_makes_a_venv_that_works(tmp_path):
+def test_the_real_lock_makes_a_venv_that_works_after_an_attempt_cut_short(tmp_path):
     keg = Keg(tmp_path)
     keg.env |= _users_pip()
+    with keg.start("setup") as stopped:
+        _read_until(stopped, "installing")
+        stopped.send_signal(signal.SIGINT)
+    assert not os.path.lexists(keg.venv)
     done = keg.run("setup")
     assert done.returncode == 0, done.stderr
     for command in ([keg.metal], [keg.venv / "bin/metal"], [keg.venv / "bin/vllm"]):
