@@ -243,7 +243,9 @@ def test_a_gpu_that_works_under_load(mac: FakeMac, server: Script) -> None:
     assert found["under load"]["level"] == "ok"
     assert found["under load"]["message"].startswith("fully loaded: 95% utilised")
     mac.show(powermetrics=DATA / "loaded.txt")
-    _, found = doctor()
+    # Root is asked for nothing unless the user wants it.
+    assert doctor()[1]["under load"]["message"].startswith("fully loaded: 95% utilised")
+    _, found = doctor("--power")
     assert found["under load"]["message"].startswith("fully loaded: 100% active, 754 of 1578 MHz, 21.2 W")
     assert server.next_chat().body["ignore_eos"] is True
 
@@ -262,9 +264,19 @@ def test_a_gpu_that_is_loaded_without_power(mac: FakeMac, tmp_path: Path) -> Non
     assert "GPU Power: 21200 mW" in text
     recording.write_text(text.replace("GPU Power: 21200 mW", "GPU Power: 12 mW"))
     mac.show(powermetrics=recording)
-    _, found = doctor()
+    _, found = doctor("--power")
     assert found["under load"]["level"] == "warning"
     assert "suspicious" in found["under load"]["message"]
+
+
+def test_a_refusal_of_root_s_figures_is_told_beside_the_others(mac: FakeMac) -> None:
+    mac.refuse_sudo()
+    code, found = doctor("--power")
+    assert code == 0
+    assert found["under load"]["level"] == "ok"
+    assert found["power"]["level"] == "warning"
+    assert "a password is required" in found["power"]["message"]
+    assert "`sudo -v`" in found["power"]["hint"]
 
 
 def test_where_nothing_tells_of_a_gpu_the_engine_s_figures_do(mac: FakeMac) -> None:

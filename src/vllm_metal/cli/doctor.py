@@ -18,6 +18,10 @@ def doctor(
     probe: Annotated[
         bool, typer.Option("--probe/--no-probe", help="Have the server generate for a few seconds.")
     ] = True,
+    power: Annotated[
+        bool,
+        typer.Option("--power", help="Ask `sudo -n powermetrics` meanwhile for states, frequency and power."),
+    ] = False,
     bundle: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a zip file for a bug report, without keys and prompts."),
@@ -31,7 +35,7 @@ def doctor(
     from vllm_metal.monitor import doctor as checks
     from vllm_metal.monitor.surroundings import gather
 
-    surroundings = gather(config)
+    surroundings = gather(config, with_power=power)
     wanted = [check for check in checks.CHECKS if probe or check not in checks.PROBES]
     found = []
     for finding in checks.examine(surroundings, wanted):

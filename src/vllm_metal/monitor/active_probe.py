@@ -28,18 +28,27 @@ def under_load(surroundings: Surroundings) -> Iterator[Finding]:
         yield Finding("skipped", _SUBJECT, "no server of ours is ready to generate anything")
         return
     client = surroundings.client
+    refusal = None
     with _generating(client) as news:
-        failure = _failure(news)
-        snapshot = None if failure else _look(client)
-    if snapshot:
-        yield _judged(snapshot)
-    elif failure:
+        if not (failure := _failure(news)):
+            snapshot, refusal = _look(Watch(client), surroundings.with_power)
+    if failure:
         yield Finding(
             "warning",
             _SUBJECT,
             f"the server does not generate: {failure.message}",
             why="nothing can be said about the GPU while it has nothing to do",
             hint=failure.hint or "see `metal service logs`",
+        )
+        return
+    yield _judged(snapshot)
+    if refusal:
+        yield Finding(
+            "warning",
+            "power",
+            refusal.message,
+            why="root alone is told of states, and without `macmon` of frequency and power",
+            hint=refusal.hint,
         )
 
 
@@ -56,13 +65,12 @@ def _failure(news: SimpleQueue[MetalError | None]) -> MetalError | None:
     return failure
 
 
-def _look(client: Client) -> Snapshot:
-    watch = Watch(client)
+def _look(watch: Watch, with_power: bool) -> tuple[Snapshot, MetalError | None]:
+    """With the refusal, where root's figures are wanted and not to be had."""
     try:
-        return watch.take(SAMPLE_S, with_power=True)
-    except MetalError:
-        # Root's figures are not to be had; others are.
-        return watch.take(SAMPLE_S)
+        return watch.take(SAMPLE_S, with_power=with_power), None
+    except MetalError as exc:
+        return watch.take(SAMPLE_S), exc
 
 
 @contextmanager

@@ -17,12 +17,16 @@ from vllm_metal.monitor.host import Host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """`config` and `client` are the default ones where there is a `config_error`."""
+    """`config` and `client` are the default ones where there is a `config_error`.
+
+    `with_power` lets checks ask `sudo -n`, which logs a refusal.
+    """
 
     host: Host
     config: Config
     config_error: ConfigError | None
     client: Client
+    with_power: bool = False
 
     def serves(self) -> bool:
         """Whether the daemon is there, and takes requests."""
@@ -32,11 +36,15 @@ class Surroundings:
             return False
 
 
-def gather(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Surroundings:
+def gather(
+    path: Path | None = None, environ: Mapping[str, str] = os.environ, *, with_power: bool = False
+) -> Surroundings:
     """Read the machine, and the configuration as `config.load` does; never raises for what is wrong there."""
     try:
         loaded = config.load(path=path, environ=environ)
         client, error = client_of(loaded.server), None
     except ConfigError as exc:
         loaded, client, error = Config(), Client(), exc
-    return Surroundings(host=host.read(), config=loaded, config_error=error, client=client)
+    return Surroundings(
+        host=host.read(), config=loaded, config_error=error, client=client, with_power=with_power
+    )
