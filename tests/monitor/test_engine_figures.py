@@ -60,7 +60,6 @@ def test_rates_are_those_between_two_scrapes() -> None:
         weights_bytes=4_200_000_000,
         kv_bytes=1_500_000_000,
         cache_bytes=300_000_000,
-        wired_bytes=None,
     )
 
 

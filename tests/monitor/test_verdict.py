@@ -110,12 +110,12 @@ def test_without_a_residency_utilisation_stands_in() -> None:
     assert driver is not None
     assert older is not None
     assert judge(driver).summary == "fully loaded: 95% utilised"
-    assert judge(older).kind == "unknown"
+    assert judge(older).summary == "nothing tells how busy the GPU is"
     both = older.filled_from(driver)
     assert both.source == "macmon + ioreg"
     assert judge(both).kind == "suspicious"
     assert both.filled_from(driver) is both
-    assert judge(None).summary == "nothing tells how busy the GPU is"
+    assert judge(None).summary == "no program here tells of a GPU of Apple's"
 
 
 @pytest.mark.parametrize(("mw", "text"), [(0, "0 mW"), (99.4, "99 mW"), (100, "0.1 W"), (21200, "21.2 W")])

@@ -33,12 +33,11 @@ _STYLES = {
 
 def render(snapshot: Snapshot, width: int, *, with_details: bool = False) -> RenderableType:
     """The whole screen; `with_details` explains the verdict, and shows every frequency that was used."""
-    bar_width = max(4, min(_MAX_BAR_WIDTH, width - _LABEL_WIDTH - 10))
+    bar_width = max(1, min(_MAX_BAR_WIDTH, width - _LABEL_WIDTH - 10))
     verdict = snapshot.verdict
-    parts: list[RenderableType] = [
-        _line(_machine(snapshot), "dim"),
-        Text(verdict.summary, _STYLES[verdict.kind]),
-    ]
+    machine = _machine(snapshot)
+    parts: list[RenderableType] = [_line(machine, "dim")] if machine else []
+    parts.append(Text(verdict.summary, _STYLES[verdict.kind]))
     if with_details:
         parts += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in verdict.details]
     sections = {
@@ -61,7 +60,8 @@ def _machine(snapshot: Snapshot) -> str:
         parts.append(host.chip)
     if host and host.macos_version:
         parts.append(f"macOS {'.'.join(map(str, host.macos_version))}")
-    parts.append(f"read by {gpu.source}" if gpu else "no program here tells of a GPU of Apple's")
+    if gpu:
+        parts.append(f"read by {gpu.source}")
     return " · ".join(filter(None, parts))
 
 
@@ -98,7 +98,7 @@ def _memory(
         yield (
             "model",
             f"weights {_bytes(engine.weights_bytes)}, KV {_bytes(engine.kv_bytes)}, "
-            f"cache {_bytes(engine.cache_bytes)}, wired {_bytes(engine.wired_bytes)}",
+            f"cache {_bytes(engine.cache_bytes)}",
         )
     if gpu and gpu.memory_in_use_bytes is not None:
         yield (

@@ -63,7 +63,8 @@ def _silence(failure: MetalError, where: str, server: ServerConfig) -> Iterator[
             "port",
             f"{where} is taken, and nothing tells by whom: {failure.message}",
             why="a daemon that hangs serves nothing, and where another program listens it cannot",
-            hint=f"{_whose(server)} names it; restart it if it is `metal`, else end it or change {_key(server)}",
+            hint=f"{_whose(server)} names it; restart it if it is `metal`, "
+            f"else end it or change {_key(server)}",
         )
         return
     if not is_taken:

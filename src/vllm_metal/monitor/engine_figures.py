@@ -35,7 +35,6 @@ class EngineFigures:
     weights_bytes: int | None
     kv_bytes: int | None
     cache_bytes: int | None
-    wired_bytes: int | None
 
 
 def parse(text: str, time_s: float) -> Scrape:
@@ -67,7 +66,6 @@ def figures(now: Scrape, before: Scrape | None = None) -> EngineFigures:
         weights_bytes=_whole("metal:weights_bytes", now),
         kv_bytes=_whole("metal:kv_cache_bytes", now),
         cache_bytes=_whole("metal:memory_cache_bytes", now),
-        wired_bytes=_whole("metal:memory_wired_bytes", now),
     )
 
 

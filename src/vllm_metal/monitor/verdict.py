@@ -30,8 +30,9 @@ class Verdict:
 
 def judge(reading: GpuReading | None, *, num_running: int | None = None) -> Verdict:
     """`num_running` is how many requests the engine was running meanwhile, where that is known."""
-    busy_ratio = None if reading is None else reading.busy_ratio
-    if reading is None or busy_ratio is None:
+    if reading is None:
+        return Verdict("unknown", "no program here tells of a GPU of Apple's")
+    if (busy_ratio := reading.busy_ratio) is None:
         return Verdict("unknown", "nothing tells how busy the GPU is")
     if busy_ratio < _LOADED_RATIO:
         return _less_than_loaded(reading, busy_ratio, num_running)
