@@ -33,6 +33,11 @@ field counts as absent. `model` may be left out. Query strings are ignored.
   once, so there it is an event.
 - **Waiting.** Streams carry a comment every ten seconds in which nothing else is sent. With
   `stream_options.include_progress` they tell by comments how far the request is from its first token.
+- **Tools and reasoning.** `metal show` tells in which formats a model's calls and reasoning are read.
+  Calls that `tool_choice` requires are enforced by grammar: names, and arguments by the tools' schemas; under
+  `auto` the model may write what it likes, `strict` or not. Reasoning comes as both `reasoning` and
+  `reasoning_content`, and a message may bring either. Structures and stop strings hold for what is neither
+  reasoning nor a call, and `thinking_token_budget` ends the reasoning.
 - **Leaving.** A client that closes its connection ends its request. Half a close looks the same on the
   wire and counts as one: keep the sending side open until the reply is there.
 - **Rates.** `server.max_requests_per_minute` and `server.max_concurrent_requests` hold for each API key.

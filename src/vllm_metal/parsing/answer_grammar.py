@@ -16,7 +16,7 @@ from vllm_metal.parsing.tool_format import Pattern, ToolFormat
 Literal = Callable[[str], str]
 Tool = Mapping[str, Any]
 
-_MOST_CALLS = 32
+_MOST_CALLS = 16
 _MOST_REFERENCES = 8
 #: What a model may write in JSON, like most templates: a space behind commas and colons, no more.
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
