@@ -256,6 +256,7 @@ def test_a_gpu_that_idles_under_load(mac: FakeMac) -> None:
     assert code == 1
     assert found["under load"]["level"] == "problem"
     assert "idle, though 4 requests run" in found["under load"]["message"]
+    assert "the device that `metal ps` shows" in found["under load"]["hint"]
 
 
 def test_a_gpu_that_is_loaded_without_power(mac: FakeMac, tmp_path: Path) -> None:

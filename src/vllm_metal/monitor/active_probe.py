@@ -131,7 +131,7 @@ def _judged(snapshot: Snapshot) -> Finding:
     why = hint = None
     if verdict.kind == "idle":
         level, why = "problem", "the GPU should be busy while several requests generate: models run elsewhere"
-        hint = "see `device` and `service's device` above, and the mode that `metal ps` shows"
+        hint = "see `device` and `service's device` above, and the device that `metal ps` shows"
     elif verdict.kind == "suspicious":
         level, (why, *_) = "warning", verdict.details
         hint = "look with `metal top --power` for a while"
