@@ -29,12 +29,17 @@ def models_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Small files that describe the daemon: why it last stopped, chat history."""
+    """Small files that the product keeps for itself. `metal uninstall` knows each by its name."""
     return _folder("Application Support", "XDG_STATE_HOME", ".local/state")
 
 
 def chat_history() -> Path:
     return state_dir() / "chat_history"
+
+
+def last_used_dir() -> Path:
+    """When each model was used last."""
+    return state_dir() / "last_used"
 
 
 def log_dir() -> Path:

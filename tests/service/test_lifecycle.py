@@ -97,6 +97,7 @@ def test_from_install_to_uninstall(brew, user, tmp_path):
     brew_log = brew.path / "var" / "log" / "vllm-metal.log"
     brew_log.parent.mkdir(parents=True)
     brew_log.touch()
+    state = sorted(user.state.iterdir())
     command = [user.metal, "uninstall", "--yes"]
     done = subprocess.run(command, env=user.env, capture_output=True, text=True, check=True)
     brew.uninstall()
@@ -104,5 +105,5 @@ def test_from_install_to_uninstall(brew, user, tmp_path):
     assert not brew_log.exists()
     assert _files(user.home) == mine == {user.config_file}
     removed, _, left = done.stderr.partition("to be left:\n")
-    assert _paths(removed) == [venv, user.log.parent, brew_log]
+    assert _paths(removed) == [venv, *state, brew_log]
     assert _paths(left) == [user.config_file]

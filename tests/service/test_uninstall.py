@@ -35,6 +35,7 @@ def used(home) -> Path:
     """A home in which everything was used, and nothing runs."""
     for path, num_bytes in {
         paths.chat_history(): 10,
+        paths.last_used_dir() / "38f6d3c8": 10,
         reason_file(): 10,
         reason_file().with_suffix(".123"): 10,
         paths.log_dir() / "metal.log": 10,

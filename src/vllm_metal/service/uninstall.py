@@ -15,7 +15,7 @@ from vllm_metal.errors import ConfigError, MetalError, SetupError
 from vllm_metal.service import agent, executable, launchd, plist, venv
 
 # What such names begin files that are being written have too.
-_STATE = (paths.chat_history().name, launchd.reason_file().stem)
+_STATE = (paths.chat_history().name, paths.last_used_dir().name, launchd.reason_file().stem)
 
 
 @dataclass(frozen=True, slots=True)
