@@ -150,6 +150,26 @@ def test_reasoning_is_free_and_what_follows_is_not(text: str, fields: dict[str, 
     assert (reply.status == 200) is answered, reply.json
 
 
+STRICT = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "answered"),
+    [
+        (f"<think>Hm</think>Well, {CALL} and {CALL}.", STRICT, True),
+        ("Hi", STRICT, True),
+        ("<tool_call>Hi", STRICT, False),
+        (WRITERS["hermes"]([("get_weather", {"place": 1})]), STRICT, False),
+        (WRITERS["hermes"]([("get_weather", {"place": 1})]), TOOL, True),
+    ],
+)
+def test_strict_calls_follow_their_schemas(text: str, tool: dict[str, Any], answered: bool) -> None:
+    asked = {"messages": [{"role": "user", "content": text}], "tools": [tool]}
+    with scripted_model.serving("hermes", "qwen3") as url:
+        reply = send(url, "POST", CHAT, asked)
+    assert (reply.status == 200) is answered, reply.json
+
+
 @pytest.mark.parametrize(
     ("text", "fields", "answered"),
     [

@@ -35,7 +35,7 @@ field counts as absent. `model` may be left out. Query strings are ignored.
   `stream_options.include_progress` they tell by comments how far the request is from its first token.
 - **Tools and reasoning.** `metal show` tells in which formats a model's calls and reasoning are read.
   Calls that `tool_choice` requires are enforced by grammar: names, and arguments by the tools' schemas; under
-  `auto` the model may write what it likes, `strict` or not. Reasoning comes as both `reasoning` and
+  `auto` too if one is `strict` and a single token begins calls. Reasoning comes as both `reasoning` and
   `reasoning_content`, and a message may bring either. Structures and stop strings hold for what is neither
   reasoning nor a call, and `thinking_token_budget` ends the reasoning.
 - **Leaving.** A client that closes its connection ends its request. Half a close looks the same on the

@@ -51,12 +51,23 @@ def reasoning_first(
 def tokens(reasoning: ReasoningFormat, literal: Literal) -> tuple[str, str] | None:
     """The marks of reasoning in Lark, if each is a special token."""
     marks = literal(reasoning.begin), literal(reasoning.end)
-    return marks if all(_TOKEN.fullmatch(mark) for mark in marks) else None
+    return marks if all(map(is_token, marks)) else None
+
+
+def is_token(lark: str) -> bool:
+    """Whether it stands for one special token."""
+    return _TOKEN.fullmatch(lark) is not None
 
 
 def anything_but(token: str) -> str:
     """Lark for any answer that does not begin with `token`."""
-    return f"start: ({token.replace('<[', '<[^')} (<[*]>)*)?"
+    return f"start: (<[^{token[2:]} (<[*]>)*)?"
+
+
+def calls_in_text(calls: str, begin: str) -> str:
+    """Lark for any answer in which the token `begin` only ever begins `calls`."""
+    other = f"(<[^{begin[2:]})*"
+    return f"start: {other} (calls {other})*\n{calls.replace('start:', 'calls:', 1)}"
 
 
 def calls_or_content(calls: str, schema: str, reasoning: ReasoningFormat | None, literal: Literal) -> str:

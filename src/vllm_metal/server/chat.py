@@ -37,7 +37,7 @@ from vllm_metal.parsing.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from vllm_metal.server import bodies, generation, logprobs
+from vllm_metal.server import answer_structure, bodies, generation, logprobs
 from vllm_metal.server.answer_reader import AnswerReader
 from vllm_metal.server.keys import CONFIG, MANAGER
 from vllm_metal.server.logprobs import TokenNames
@@ -59,7 +59,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         )
         prompt = generation.truncated(prompt, body, engine)
         reading = await Reading.of(engine, body, prompt)
-        params = await generation.sampling_params(engine, body, await reading.grammar(engine))
+        params = await generation.sampling_params(
+            engine, body, await answer_structure.grammar(reading, engine)
+        )
         wording = ChatWording(
             f"chatcmpl-{request_id(request)}",
             manager.served_names[0],

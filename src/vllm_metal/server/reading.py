@@ -5,23 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vllm_metal.api.chat import ChatCompletionRequest
-from vllm_metal.api.tools import NamedToolChoice
 from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.stop_strings import StopStrings
 from vllm_metal.errors import InvalidRequest
-from vllm_metal.parsing import answer_grammar
 from vllm_metal.parsing.output_parser import OutputParser
 from vllm_metal.parsing.reasoning_format import ReasoningFormat
 from vllm_metal.parsing.tool_format import ToolFormat
 from vllm_metal.parsing.tool_formats import TOOL_FORMATS
 from vllm_metal.server.answer_reader import AnswerReader
 from vllm_metal.server.thought_counter import ThoughtCounter
-from vllm_metal.structure.grammar import Grammar
 
 #: Tokens at the end of a prompt that hold the mark of reasoning, if the template has begun it.
 _TAIL = 32
-_BUDGET = "thinking_token_budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,54 +42,6 @@ class Reading:
             return cls(body, tool_format, reasoning, reasoning.is_left_open_by(body.messages[-1].text))
         tail = await engine.decode(prompt[-_TAIL:], skip_special_tokens=False)
         return cls(body, tool_format, reasoning, reasoning.is_open_in(tail), reasoning.is_over_in(tail))
-
-    async def grammar(self, engine: AsyncEngine) -> Grammar | None:
-        """What the answer must follow, behind its reasoning. Raises InvalidRequest."""
-        asked = self.body.grammar()
-        may_call = self.body.must_call or (
-            asked is not None and asked.kind == "json_schema" and self.tool_format is not None
-        )
-        if may_call:
-            asked = await self._calls_or(asked, engine)
-        budget = self.body.thinking_token_budget
-        if self.reasoning_format is None or self.is_over or (asked is None and budget is None):
-            return asked
-        literal = await engine.literal(asked.param if asked else _BUDGET)
-        marks = answer_grammar.tokens(self.reasoning_format, literal)
-        if budget is not None and marks is None:
-            raise InvalidRequest("this model's reasoning cannot be cut short", param=_BUDGET)
-        prefix = answer_grammar.reasoning_first(
-            self.reasoning_format,
-            literal,
-            begun=self.is_begun,
-            before_content=asked is not None and not may_call,
-            max_tokens=budget,
-        )
-        if asked is None:
-            assert marks is not None
-            return Grammar("lark", answer_grammar.anything_but(marks[0]), prefix=prefix, param=_BUDGET)
-        return replace(asked, prefix=prefix)
-
-    async def _calls_or(self, content: Grammar | None, engine: AsyncEngine) -> Grammar:
-        """Calls, and where they are not insisted on, what else the answer may be."""
-        assert self.tool_format is not None
-        param = "tool_choice" if self.body.must_call or content is None else content.param
-        literal = await engine.literal(param)
-        calls = answer_grammar.calls(
-            self.tool_format,
-            [tool.for_template() for tool in self.body.offered_tools],
-            literal,
-            several=self.body.parallel_tool_calls and not isinstance(self.body.tool_choice, NamedToolChoice),
-        )
-        if calls is None:
-            raise InvalidRequest(
-                f"calls in this model's format, `{self.tool_format.name}`, can be read but not enforced",
-                param=param,
-                hint="`tool_choice` may be `auto`, without `response_format`",
-            )
-        if not self.body.must_call and content is not None:
-            calls = answer_grammar.calls_or_content(calls, content.source, self.reasoning_format, literal)
-        return Grammar("lark", calls, param=param)
 
     def adapted(self, params: SamplingParams, engine: AsyncEngine) -> SamplingParams:
         """What the request asks of the engine, with all in the text that has to be read."""
