@@ -40,11 +40,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatDelta:
-    """One piece of an answer. Joined `text` is the whole of it; `finish_reason` and `usage` come last."""
+    """One piece of an answer. Joined `text` is the whole of it, behind its `reasoning`; `finish_reason` and
+    `usage` come last.
+    """
 
     text: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
+    reasoning: str = ""
 
 
 class Client:
@@ -237,8 +240,10 @@ def _delta(event: Mapping[str, Any]) -> ChatDelta:
     # The last event carries the usage and no choice.
     choice = (event.get("choices") or [{}])[0]
     usage = event.get("usage")
+    delta = choice.get("delta", {})
     return ChatDelta(
-        text=choice.get("delta", {}).get("content") or "",
+        text=delta.get("content") or "",
+        reasoning=delta.get("reasoning") or delta.get("reasoning_content") or "",
         finish_reason=choice.get("finish_reason"),
         usage=Usage(usage["prompt_tokens"], usage["completion_tokens"]) if usage else None,
     )

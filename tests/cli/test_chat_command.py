@@ -77,6 +77,17 @@ def test_one_question(server: Script, chat: Chat, arguments: list[str], stdin: b
     assert server.next_chat().body["messages"] == [USER]
 
 
+def test_reasoning_is_talk(server: Script, chat: Chat) -> None:
+    pieces = [chunk(reasoning=text, reasoning_content=text) for text in ("Let me", " see\x1b[31m.")]
+    answer = [*pieces, chunk("Good"), chunk(" day."), chunk(finish_reason="stop")]
+    server.on_chat(streams_raw(*map(event, answer), b"data: [DONE]\n\n"))
+    done = chat("--url", server.url, "-q", "Hello")
+    assert (done.code, done.out) == (0, "Good day.\n")
+    assert done.talk.startswith("Let me see")
+    assert done.talk.endswith(".\n\n")
+    assert "\x1b" not in done.talk
+
+
 def test_options_reach_the_server(server: Script, chat: Chat) -> None:
     server.on_chat(streams("Yes"))
     sampling = ["--temperature", "0", "--top-p", "0.5", "--max-tokens", "9", "--seed", "4"]

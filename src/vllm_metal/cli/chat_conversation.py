@@ -36,7 +36,7 @@ class Turn:
             yield {"role": "assistant", "content": self.answer}
 
     def add(self, delta: ChatDelta) -> None:
-        if delta.text:
+        if delta.text or delta.reasoning:
             self.last_token_at = time.perf_counter()
             self.first_token_at = self.first_token_at or self.last_token_at
             self.answer += delta.text
@@ -92,12 +92,20 @@ class Conversation:
 
         first, stream = when_ready(begin)
         on_terminal = sys.stdout.isatty()
+        reasoning = False
         try:
             with closing(stream):
                 for delta in chain([first], stream):
                     turn.add(delta)
+                    if delta.reasoning:
+                        printer.note(delta.reasoning.translate(CONTROLS), end="")
+                    elif reasoning and delta.text:
+                        printer.note("\n")
+                    reasoning = bool(delta.reasoning) or (reasoning and not delta.text)
                     printer.out(delta.text.translate(CONTROLS) if on_terminal else delta.text, end="")
         finally:
+            if reasoning:
+                printer.note()
             if turn.answer and not turn.answer.endswith("\n"):
                 printer.out()
         if not turn.answer:

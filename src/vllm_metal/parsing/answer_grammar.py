@@ -86,7 +86,7 @@ def calls(tool_format: ToolFormat, tools: Sequence[Tool], literal: Literal, *, s
         if None in written:
             continue
         call = rules.add(" | ".join(filter(None, written)))
-        if tool_format.in_list and pattern.pieces[0][1] in ("object", "keywords"):
+        if tool_format.in_list and pattern.pieces[0][1] == "object":
             more = f' ("," ws? {call}){{0,{_MOST_CALLS - 1}}}' if several else ""
             kinds.append(f'"[" ws? {call}{more} ws? "]"')
         else:
