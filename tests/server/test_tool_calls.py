@@ -154,9 +154,12 @@ def test_without_parallel_calls_the_answer_ends_behind_the_first(hermes: str, st
         assert completion.usage.completion_tokens < 2 * len(text.encode())
 
 
-def test_a_call_cut_short_is_told_as_far_as_it_came(client: openai.OpenAI, hermes: str) -> None:
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_call_cut_short_is_told_as_far_as_it_came(
+    client: openai.OpenAI, hermes: str, parallel: bool
+) -> None:
     text = HERMES(CALLS[:1])
-    choice = whole(client, text, max_tokens=60)
+    choice = whole(client, text, max_tokens=60, parallel_tool_calls=parallel)
     assert choice.finish_reason == "length"
     [call] = choice.message.tool_calls
     assert call.function.name == NAME

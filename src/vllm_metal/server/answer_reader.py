@@ -6,13 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.engine.stop_strings import StopStrings
-from vllm_metal.parsing.events import (
-    ContentDelta,
-    Event,
-    ReasoningDelta,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from vllm_metal.parsing.events import ContentDelta, Event, ReasoningDelta, ToolCallEnd, ToolCallStart
 from vllm_metal.parsing.output_parser import OutputParser
 
 
@@ -37,7 +31,7 @@ class AnswerReader:
         events = self._parser.feed(output.text)
         if output.finished:
             events += self._parser.finish()
-        told = list(self._told(events))
+        told = list(self._told(events, last=output.finished))
         if output.finished and not self.enough:
             told += _content(self._stops.flush())
         return told
@@ -46,7 +40,7 @@ class AnswerReader:
         """What OpenAI calls the end of an answer whose request ended for `reason`."""
         return "tool_calls" if self._called and reason is FinishReason.STOP else reason
 
-    def _told(self, events: Iterable[Event]) -> Iterator[Event]:
+    def _told(self, events: Iterable[Event], *, last: bool) -> Iterator[Event]:
         for event in events:
             if self.enough:
                 return
@@ -59,7 +53,8 @@ class AnswerReader:
                 continue
             yield event
             self._called = self._called or isinstance(event, ToolCallStart)
-            self.enough = self._one_call and isinstance(event, ToolCallEnd)
+            # A call that the end has cut is not all that was wanted.
+            self.enough = self._one_call and isinstance(event, ToolCallEnd) and (event.complete or not last)
 
 
 def _content(text: str) -> list[Event]:
