@@ -55,10 +55,10 @@ def test_an_unknown_option_names_the_nearest():
 
 
 def test_a_users_error_is_one_line_and_a_hint():
-    done = _metal("pull", "smollm3")
+    done = _metal("pull", "smolm2")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr == "error: there is no model `smollm3`\n\nhint: did you mean `smollm2`?\n"
+    assert done.stderr == "error: there is no model `smolm2`\n\nhint: did you mean `smollm2`?\n"
 
 
 def test_an_error_of_ours_has_no_traceback_and_its_own_exit_code():
@@ -94,7 +94,7 @@ def test_output_that_cannot_be_written_is_the_users_to_mend():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"), [("config path", 0), ("pull smollm3", 1), ("chat --url http://127.0.0.1:1", 1)]
+    ("arguments", "code"), [("config path", 0), ("pull smolm2", 1), ("chat --url http://127.0.0.1:1", 1)]
 )
 def test_streams_may_be_closed(arguments, code, tmp_path):
     program = (

@@ -8,12 +8,15 @@ from msgspec import Struct
 
 
 class ModelStatus(Struct):
-    """`stage` and `detail` are as in Health. The rest is null until the model is loaded."""
+    """`stage` and `detail` are as in Health, `path` is where the files are. The rest is null until the model
+    is loaded.
+    """
 
     name: str
     status: Literal["ok", "loading", "failed", "draining"]
     stage: str
     detail: str | None = None
+    path: str | None = None
     size_bytes: int | None = None
     number_format: str | None = None
     device: str | None = None

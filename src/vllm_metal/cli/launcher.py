@@ -28,8 +28,11 @@ OWN_COMMANDS = ("setup", "service", "uninstall")
 VENV_COMMANDS = {
     "serve": "Serve a model on http://localhost:8000 with OpenAI's API.",
     "chat": "Chat with a model.",
-    "pull": "Download a model, unless it is here already, and print its path.",
+    "pull": "Download models, unless they are here already, and print their paths.",
+    "list": "List the models on this machine, also those of LM Studio and Ollama.",
     "show": "Show what a model is, how its answers are read and why, and its chat template.",
+    "rm": "Delete a model from this machine.",
+    "convert": "Quantize a model, and print the path of the new one.",
     "status": "Show the server, its models and requests, and the service.",
     "ps": "List the server's models.",
     "top": "Watch the GPU and the daemon.",

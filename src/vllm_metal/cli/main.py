@@ -13,7 +13,9 @@ from vllm_metal.cli import (
     bench,
     chat,
     config,
+    convert,
     doctor,
+    installed,
     launcher,
     printer,
     program,
@@ -35,7 +37,10 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
+app.command("list")(installed.list_models)
 app.command("show")(show.show)
+app.command("rm")(installed.remove)
+app.command("convert")(convert.convert)
 app.command("status")(status.status)
 app.command("ps")(status.ps)
 app.command("top")(top.top)

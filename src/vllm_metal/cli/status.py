@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_metal.cli import printer
+from vllm_metal.cli.table import table
 from vllm_metal.errors import MetalError, ServiceError
 
 if TYPE_CHECKING:
@@ -105,11 +106,7 @@ def _rows(url: str, server: dict[str, Any] | None, service: Status | None) -> It
 
 
 def _table(models: Sequence[dict[str, Any]]) -> str:
-    rows = [_COLUMNS, *map(_cells, models)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return table(_COLUMNS, [_cells(model) for model in models])
 
 
 def _cells(model: dict[str, Any]) -> tuple[str, ...]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from vllm_metal import paths
-from vllm_metal.cli import printer
-from vllm_metal.errors import MetalError
+from vllm_metal.cli import consent, printer
 from vllm_metal.hub import shared_cache
 from vllm_metal.hub.disk import format_bytes, used_bytes
 from vllm_metal.service import launchd, uninstall, venv
@@ -26,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
     plan = uninstall.plan(purge=arguments.purge)
     _tell(plan)
     if not plan.is_empty:
-        if not (arguments.yes or _agrees()):
+        if not (arguments.yes or consent.agrees("metal uninstall")):
             printer.note("nothing was removed")
             return
         uninstall.carry_out(plan, lambda: printer.note("waiting for `metal setup` to end"))
@@ -55,10 +53,3 @@ def _tell(plan: Plan) -> None:
 
 def _size(*parts: Path) -> str:
     return format_bytes(sum(map(used_bytes, parts)))
-
-
-def _agrees() -> bool:
-    if not sys.stdin.isatty():
-        raise MetalError("`metal uninstall` asks first, and here is no terminal", hint="`--yes` says yes")
-    printer.note("remove? [y/N] ", end="")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")

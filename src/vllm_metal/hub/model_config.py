@@ -38,3 +38,10 @@ def quantization_name(config: dict[str, Any]) -> str | None:
         return None
     mode = quantization.get("mode", "affine")
     return f"{quantization['bits']}-bit" if mode == "affine" else str(mode)
+
+
+def number_format(config: dict[str, Any]) -> str | None:
+    """The quantization, or the type of weights that have none."""
+    text_config = config | (config.get("text_config") or {})
+    dtype = text_config.get("dtype") or text_config.get("torch_dtype")
+    return quantization_name(config) or (dtype if isinstance(dtype, str) else None)

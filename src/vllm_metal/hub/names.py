@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from vllm_metal.config import ModelsConfig
 from vllm_metal.errors import ModelNotFound
+from vllm_metal.hub import other_tools
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.catalogue import known_models
 
@@ -77,6 +78,8 @@ def parse_source(text: str, aliases: Mapping[str, str] = MappingProxyType({})) -
         return AliasSource(text)
     if model := known_models().get(text):
         return HubSource(model.repo)
+    if path := other_tools.find(text):
+        return PathSource(path)
     if path := _existing_path(text):
         return PathSource(path)
     if text.startswith(("/", "~", "./", "../")) or text.endswith(".gguf"):

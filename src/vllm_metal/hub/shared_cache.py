@@ -9,6 +9,7 @@ from pathlib import Path
 from vllm_metal.paths import expand_home
 
 _PREFIX = "models--"
+_DEFAULT_REVISION = "main"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -37,7 +38,7 @@ def model_folder(repo: str) -> Path:
 def snapshot(repo: str, revision: str | None) -> Path | None:
     """The folder of a commit, or of what a branch or tag was when it was last fetched; perhaps not whole."""
     there = model_folder(repo)
-    commit = revision or "main"
+    commit = revision or _DEFAULT_REVISION
     if not _COMMIT.fullmatch(commit):
         try:
             commit = (there / "refs" / commit).read_text().strip()
@@ -45,3 +46,20 @@ def snapshot(repo: str, revision: str | None) -> Path | None:
             return None
     path = there / "snapshots" / commit
     return path if path.is_dir() else None
+
+
+def snapshots(repo: str) -> dict[Path, str | None]:
+    """The folder of each commit there, with what to ask for it by; None for the default branch."""
+    there = model_folder(repo)
+    names: dict[str, str] = {}
+    try:
+        for file in sorted((there / "refs").rglob("*")):
+            if file.is_file():
+                name = str(file.relative_to(there / "refs"))
+                commit = file.read_text().strip()
+                names[commit] = name if name == _DEFAULT_REVISION else names.get(commit, name)
+        folders = sorted(path for path in (there / "snapshots").iterdir() if path.is_dir())
+    except OSError:
+        return {}
+    revisions = {path: names.get(path.name, path.name) for path in folders}
+    return {path: None if name == _DEFAULT_REVISION else name for path, name in revisions.items()}

@@ -11,7 +11,7 @@ from vllm_metal.errors import ModelNotFound, NotAModel, UnsupportedModel
 from vllm_metal.hub import shared_cache
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source
-from vllm_metal.hub.variants import choose, variants
+from vllm_metal.hub.variants import choose, variants_in
 
 # A text model is at the top of its repository: folders hold other formats and demos, `consolidated` files
 # the same weights once more.
@@ -103,12 +103,7 @@ def _gguf_in(folder: Path, source: HubSource) -> LocalModel | None:
     """The GGUF file that `source` names in a snapshot. Raises `ModelNotFound` where it could be several."""
     if source.quant is None and any(folder.glob(WEIGHTS)):
         return None
-    sizes = {
-        str(path.relative_to(folder)): path.stat().st_size
-        for path in folder.rglob("*.gguf")
-        if path.is_file()
-    }
-    whole = [variant for variant in variants(sizes) if variant.is_whole]
+    whole = variants_in(folder)
     if source.quant is not None:
         whole = [variant for variant in whole if variant.quant.lower() == source.quant.lower()]
     if not whole:

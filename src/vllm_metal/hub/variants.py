@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.hub.disk import format_bytes
@@ -46,6 +47,13 @@ def variants(sizes: Mapping[str, int]) -> list[Variant]:
         for stem, files in groups.items()
     ]
     return sorted(found, key=lambda variant: (variant.size_bytes, variant.quant))
+
+
+def variants_in(folder: Path, *, deep: bool = True) -> list[Variant]:
+    """The whole ones in a folder, with the folders inside it or without."""
+    paths = folder.rglob("*.gguf") if deep else folder.glob("*.gguf")
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in paths if path.is_file()}
+    return [variant for variant in variants(sizes) if variant.is_whole]
 
 
 def choose(found: list[Variant], quant: str | None, repo: str) -> Variant:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from vllm_metal.config import Config
@@ -58,6 +59,8 @@ class ModelManager:
             self._accepted |= {config.models.default, str(self._source)}
         self.created = int(time.time())
         self.engine: AsyncEngine | None = None
+        #: Where the model lies, once it is there.
+        self.path: Path | None = None
         self._health = Health("loading", "starting")
         self._settled = asyncio.Event()
         #: Set once the model is there.
@@ -125,6 +128,7 @@ class ModelManager:
         while True:
             try:
                 local = await self._fetch()
+                self.path = local.path
                 self._set(Health("loading", f"loading `{local.name}`"))
                 engine = AsyncEngine(
                     partial(_build, local, self._config),

@@ -33,6 +33,7 @@ async def status(request: web.Request) -> web.Response:
 def _model(manager: ModelManager) -> ModelStatus:
     health, engine = manager.health(), manager.engine
     model = ModelStatus(manager.served_names[0], health.status, health.stage, health.detail)
+    model.path = None if manager.path is None else str(manager.path)
     if engine is not None and (summary := engine.summary):
         model.size_bytes = summary.weight_bytes
         model.number_format = summary.number_format

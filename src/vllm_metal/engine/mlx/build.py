@@ -26,6 +26,7 @@ from vllm_metal.engine.scheduler import Scheduler
 from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
 from vllm_metal.errors import ModelError
+from vllm_metal.hub import usage
 from vllm_metal.structure.compiler import Compiler
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ def build(path: Path, config: Config) -> LoadedEngine:
     except BaseException:
         device.leave_thread()
         raise
+    usage.record(path)
     summary = ModelSummary(
         number_format=loaded.quantization or loaded.dtype,
         device="CPU" if device.is_cpu() else "GPU",

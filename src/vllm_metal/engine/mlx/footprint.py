@@ -14,7 +14,7 @@ import mlx.core as mx
 from vllm_metal.engine.mlx import device, gguf, gguf_model, loader, safetensors
 from vllm_metal.errors import MetalError
 from vllm_metal.hub import gguf_header, store
-from vllm_metal.hub.model_config import context_length, quantization_name
+from vllm_metal.hub.model_config import context_length, number_format, quantization_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def measure(path: Path) -> Footprint:
         "GGUF",
         config,
         weight_bytes=sum(tensor.num_bytes for tensor in file.tensors.values()),
-        number_format=gguf_header.quantization_name(file.tensors.values()),
+        quantization=gguf_header.quantization_name(file.tensors.values()),
     )
 
 
@@ -66,8 +66,8 @@ def expect(config: dict[str, Any] | None, architecture: str | None, weight_bytes
 
 
 def _of_config(config: dict[str, Any], weight_bytes: int) -> Footprint:
-    if number_format := quantization_name(config):
-        return _footprint("MLX", config, weight_bytes=weight_bytes, number_format=number_format)
+    if quantization_name(config):
+        return _footprint("MLX", config, weight_bytes=weight_bytes)
     return _footprint(
         "plain safetensors",
         config,
@@ -81,13 +81,13 @@ def _footprint(
     config: dict[str, Any],
     *,
     weight_bytes: int,
-    number_format: str | None = None,
+    quantization: str | None = None,
     quantized_by: str | None = None,
 ) -> Footprint:
     text_config = config | (config.get("text_config") or {})
     return Footprint(
         kind=kind,
-        number_format=number_format or text_config.get("dtype") or text_config.get("torch_dtype"),
+        number_format=quantization or number_format(config),
         quantized_by=quantized_by,
         weight_bytes=weight_bytes,
         context_length=context_length(config),

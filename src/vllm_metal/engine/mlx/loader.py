@@ -59,7 +59,7 @@ def load(
     file = None
     requested_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
     if path.is_dir():
-        model, config, quantization, generation_config = _load_folder(path)
+        model, config, quantization, generation_config = load_folder(path)
         eos_token_ids = frozenset(_end_token_ids(config) + _end_token_ids(generation_config))
         default_dtype = None
     elif path.is_file():
@@ -106,7 +106,11 @@ def load_tokenizer(
     return tokenizer
 
 
-def _load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dict[str, Any]]:
+def load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dict[str, Any]]:
+    """The model, whose weights are read when they are needed, its config, quantization and generation config.
+
+    Raises as `load` does.
+    """
     store.inspect(path)
     config = store.read_json(path / "config.json")
     generation_config = {}
