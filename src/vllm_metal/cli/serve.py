@@ -56,6 +56,12 @@ def serve(
     chat_template: Annotated[str | None, _option("models.chat_template")] = None,
     tool_call_parser: Annotated[str | None, _option("models.tool_call_parser")] = None,
     reasoning_parser: Annotated[str | None, _option("models.reasoning_parser")] = None,
+    _enable_auto_tool_choice: Annotated[
+        bool,
+        typer.Option(
+            "--enable-auto-tool-choice", help="Nothing: vLLM asks for it, and here it is always on."
+        ),
+    ] = False,
     dtype: Annotated[str | None, _option("engine.dtype")] = None,
     device: Annotated[str | None, _option("engine.device")] = None,
     max_model_len: Annotated[int | None, _option("engine.max_model_len")] = None,
