@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,18 @@ def test_system_folders_are_searched_too(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", "/nowhere")
     assert run("sh", "-c", "echo $PATH").stdout.startswith("/nowhere:/usr/bin:")
     assert os.environ["PATH"] == "/nowhere"
+
+
+def test_a_server_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned, spawn = [], os.posix_spawn
+
+    def record(*arguments: Any, **settings: Any) -> int:
+        spawned.append(arguments[0])
+        return spawn(*arguments, **settings)
+
+    monkeypatch.setattr(os, "posix_spawn", record)
+    assert run("echo", "done").stdout == "done\n"
+    assert spawned == [shutil.which("echo")]
 
 
 def test_a_program_that_is_missing_or_hangs_gives_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,8 +35,15 @@ def run(*arguments: str, timeout_s: float = TIMEOUT_S) -> Finished:
     }
     pipe = subprocess.PIPE
     try:
+        # With its path known and no files to close, Python spawns: a fork would copy the map of a server's
+        # whole memory, and hold up its threads meanwhile.
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment
+            (shutil.which(arguments[0], path=environment["PATH"]) or arguments[0], *arguments[1:]),
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env=environment,
+            close_fds=False,
         )
     except OSError:
         return Finished(None)
