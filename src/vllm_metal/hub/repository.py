@@ -60,7 +60,7 @@ def look_up(source: HubSource, on_progress: OnProgress) -> Repository:
         )
         assert info.sha is not None
         siblings = {file.rfilename: file for file in info.siblings or ()}
-        sizes = _files_of_model(source, {name: file.size or 0 for name, file in siblings.items()})
+        sizes = files_of_model(source, {name: file.size or 0 for name, file in siblings.items()})
         return Repository(
             source=source,
             commit=info.sha,
@@ -112,7 +112,7 @@ class _Report:
             raise CancelledError
 
 
-def _files_of_model(source: HubSource, sizes: Mapping[str, int]) -> dict[str, int]:
+def files_of_model(source: HubSource, sizes: Mapping[str, int]) -> dict[str, int]:
     """Those to fetch: MLX's and Hugging Face's layout at the top, or one of the GGUF files."""
     has_weights = any(fnmatchcase(name, WEIGHTS) for name in sizes if "/" not in name)
     if has_weights and "config.json" in sizes and source.quant is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,21 @@ def find(source: Source, *, models_dir: Path) -> LocalModel | None:
             whole = path.is_file() and path.stat().st_size == ALIASES[name].file_bytes
             return LocalModel(name, path) if whole else None
         case HubSource():
+            if folder := modelscope_folder(source, models_dir):
+                return _find_in(folder, source)
             return _find_snapshot(source)
 
 
 def alias_path(name: str, models_dir: Path) -> Path:
     return models_dir / name / ALIASES[name].file_name
+
+
+def modelscope_folder(source: HubSource, models_dir: Path) -> Path | None:
+    """Where a model of ModelScope goes; None unless `VLLM_USE_MODELSCOPE` has it take the hub's place."""
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() not in ("true", "1"):
+        return None
+    revision = f"@{source.revision.replace('/', '--')}" if source.revision else ""
+    return models_dir / "modelscope" / f"{source.repo}{revision}"
 
 
 def inspect(path: Path, *, name: str | None = None) -> LocalModel:
@@ -69,11 +81,19 @@ def inspect(path: Path, *, name: str | None = None) -> LocalModel:
     raise ModelNotFound(f"`{path}` does not exist", hint="check the path")
 
 
-def require(source: HubSource) -> LocalModel:
-    """The model of a snapshot that has just been fetched. Raises as `inspect` does."""
-    folder = shared_cache.snapshot(source.repo, source.revision)
-    assert folder is not None
+def require(folder: Path, source: HubSource) -> LocalModel:
+    """The model that `source` names, in a folder that has just been fetched. Raises as `inspect` does."""
     return _gguf_in(folder, source) or inspect(folder, name=source.name)
+
+
+def _find_in(folder: Path, source: HubSource) -> LocalModel | None:
+    if gguf := _gguf_in(folder, source):
+        return gguf
+    if source.quant is not None:
+        return None
+    with suppress(ModelNotFound, NotAModel, UnsupportedModel):
+        return inspect(folder, name=source.name)
+    return None
 
 
 def _find_snapshot(source: HubSource) -> LocalModel | None:
