@@ -66,7 +66,7 @@ def _translate(exc: Exception, source: HubSource) -> MetalError:
                 )
     return DownloadError(
         f"the download of `{source}` failed: {_one_line(exc)}",
-        hint="run it again: files that are complete are kept",
+        hint="run it again: it goes on where it was",
         retryable=True,
     )
 

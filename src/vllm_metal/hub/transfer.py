@@ -151,8 +151,6 @@ class _Transfer:
     def _take_up(self, partial: FileIO) -> int:
         """How many bytes are there already, which are read for the checksum."""
         self._begin_anew()
-        if os.fstat(partial.fileno()).st_size > self._file.size_bytes:
-            partial.truncate(0)
         partial.seek(0)
         while chunk := partial.read(_CHUNK_BYTES):
             self._check_cancelled()
