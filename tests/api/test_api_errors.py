@@ -82,3 +82,16 @@ def test_errors_of_http_have_codes() -> None:
             "code": "method_not_allowed",
         }
     }
+
+
+@pytest.mark.parametrize(
+    "exc",
+    [
+        metal_errors.ModelNotFound("no model `" + "x" * 10**6, hint="ask for another"),
+        metal_errors.InvalidRequest("no", param="x" * 10**6, hint="ask for another"),
+    ],
+)
+def test_what_a_request_said_does_not_come_back_at_length(exc: MetalError) -> None:
+    body = errors.body(exc)
+    assert len(msgspec.json.encode(body)) < 2000
+    assert body.error.message.endswith("; ask for another")

@@ -232,6 +232,7 @@ def test_no_field_is_in_two_tables() -> None:
         ({"logit_bias": {"1": "x"}}, "logit_bias", None),
         ({"logit_bias": [1]}, "logit_bias", None),
         ({"bad_words": ["a", ""]}, "bad_words[1]", None),
+        ({"bad_words": ["a" * 1025]}, "bad_words[0]", None),
         ({"allowed_token_ids": ["1"]}, "allowed_token_ids[0]", None),
         ({"logprobs": 2}, "logprobs", None),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", None),
@@ -279,6 +280,14 @@ def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode(body, ChatCompletionRequest)
     assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize("body", [b'{"a": "\\ud800"}', b'{"a": "\\uDC00bc"}', b'{"\\ud83dx": 1}'])
+def test_half_a_surrogate_pair_is_told_of(body: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode(body, ChatCompletionRequest)
+    assert caught.value.hint is not None
+    assert "in pairs" in caught.value.hint
 
 
 def test_messages_reach_the_template_as_text() -> None:

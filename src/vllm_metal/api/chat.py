@@ -125,6 +125,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
         "modalities": (["text"],),
         "prediction": (),
         "web_search_options": (),

@@ -19,6 +19,7 @@ RequestT = TypeVar("RequestT", bound=RequestBody)
 _PROBLEM_AT_PATH = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*)`")
 _LARGEST_EXACT = 2**53
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def decode(body: bytes, request_type: type[RequestT]) -> RequestT:
@@ -31,7 +32,8 @@ def decode(body: bytes, request_type: type[RequestT]) -> RequestT:
     except msgspec.ValidationError as exc:
         raise _invalid_field(str(exc)) from None
     except msgspec.DecodeError as exc:
-        raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
+        hint = "escapes like `\\ud83d` are valid in pairs only" if _ESCAPED_SURROGATE.search(body) else None
+        raise InvalidRequest(f"the body is not valid JSON: {exc}", hint=hint) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     _log_ignored(fields, request_type)

@@ -16,6 +16,9 @@ from vllm_metal.errors import (
     PromptTooLong,
 )
 
+#: What requests said may stand in a message or in the name of a field.
+_MAX_LENGTH = 1000
+
 
 class ErrorKind(NamedTuple):
     status: int
@@ -42,6 +45,7 @@ HTTP_CODES: dict[int, str] = {
     408: "request_timeout",
     413: "request_too_large",
     415: "unsupported_media_type",
+    417: "expectation_failed",
 }
 
 
@@ -61,11 +65,18 @@ def kind(exc: MetalError) -> ErrorKind:
 
 
 def body(exc: MetalError) -> ErrorBody:
-    message = f"{exc.message}; {exc.hint}" if exc.hint else exc.message
+    message = _shortened(exc.message)
+    if exc.hint:
+        message = f"{message}; {exc.hint}"
     _, error_type, code = kind(exc)
-    return ErrorBody(ErrorDetail(message, error_type, getattr(exc, "param", None), code))
+    param = getattr(exc, "param", None)
+    return ErrorBody(ErrorDetail(message, error_type, param and _shortened(param), code))
 
 
 def http_body(status: int, message: str) -> ErrorBody:
     error_type = "invalid_request_error" if status < 500 else "server_error"
-    return ErrorBody(ErrorDetail(message, error_type, None, HTTP_CODES.get(status)))
+    return ErrorBody(ErrorDetail(_shortened(message), error_type, None, HTTP_CODES.get(status)))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"

@@ -18,7 +18,7 @@ Positive = Annotated[int, Meta(ge=1)]
 StopStrings = Annotated[list[str], Meta(max_length=16)]
 #: Each costs work in every step.
 _FEW = Meta(max_length=1024)
-Words = Annotated[list[Annotated[str, Meta(min_length=1)]], _FEW]
+Words = Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], _FEW]
 NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -46,10 +46,12 @@ class GenerationRequest(RequestBody, kw_only=True):
 
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
         "early_stopping": (False,),
+        "kv_transfer_params": ({},),
         "length_penalty": (1,),
         "logits_processors": ([],),
         "spaces_between_special_tokens": (True,),
         "use_beam_search": (False,),
+        "vllm_xargs": ({},),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset(
         {
