@@ -21,7 +21,7 @@ class IdTokenizer:
     vocab_size = tiny_models.VOCAB_SIZE
     token_bytes = None
 
-    def encode(self, text, *, add_special_tokens=True, max_tokens=None, param="prompt"):
+    def encode(self, text, *, add_special_tokens=True, max_tokens=None, only_end=False, param="prompt"):
         return [ord(character) for character in text]
 
     def apply_chat_template(self, messages, *, add_generation_prompt=True, **template_kwargs):

@@ -42,11 +42,22 @@ class Tokenizer(Protocol):
     @property
     def token_bytes(self) -> TokenBytes: ...
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None, param: str = ...
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        only_end: bool = False,
+        param: str = ...,
     ) -> list[int]: ...
     def encode_around(self, before: str, after: str, *, max_tokens: int | None = None) -> list[int]: ...
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, max_tokens: int | None = None, **template_kwargs: Any
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        max_tokens: int | None = None,
+        only_end: bool = False,
+        **template_kwargs: Any,
     ) -> list[int]: ...
     def render_request_template(
         self, chat_template: str, messages: list[dict[str, Any]], **variables: Any
@@ -213,14 +224,15 @@ class AsyncEngine:
         self._idle_since_s = self._loop.time()
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, any_length: bool = False, param: str = "prompt"
+        self, text: str, *, add_special_tokens: bool = True, only_end: bool = False, param: str = "prompt"
     ) -> list[int]:
-        """Raises PromptTooLong for a text too long to be worth the work, unless it may have `any_length`."""
+        """Raises PromptTooLong for a text too long to be worth the work, unless `only_end` is wanted."""
         encode = partial(
             self._tokenizer.encode,
             text,
             add_special_tokens=add_special_tokens,
-            max_tokens=None if any_length else self.max_model_len,
+            max_tokens=self.max_model_len,
+            only_end=only_end,
             param=param,
         )
         return await self._loop.run_in_executor(self._tokenizing, encode)
@@ -248,7 +260,7 @@ class AsyncEngine:
         *,
         chat_template: str | None = None,
         add_special_tokens: bool = False,
-        any_length: bool = False,
+        only_end: bool = False,
         **template_kwargs: Any,
     ) -> list[int]:
         """`chat_template` stands in for the model's own.
@@ -260,7 +272,8 @@ class AsyncEngine:
                 self._tokenizer.apply_chat_template,
                 messages,
                 add_special_tokens=add_special_tokens,
-                max_tokens=None if any_length else self.max_model_len,
+                max_tokens=self.max_model_len,
+                only_end=only_end,
                 **template_kwargs,
             )
             return await self._loop.run_in_executor(self._tokenizing, encode)
@@ -268,7 +281,7 @@ class AsyncEngine:
         # Not where others tokenize, since a template may take its time.
         text = await self._loop.run_in_executor(self._rendering, render)
         return await self.encode(
-            text, add_special_tokens=add_special_tokens, any_length=any_length, param="messages"
+            text, add_special_tokens=add_special_tokens, only_end=only_end, param="messages"
         )
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool, param: str = "prompt") -> str:

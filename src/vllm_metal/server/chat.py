@@ -55,7 +55,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     async with manager.acquire(body.model, deadline=deadline) as engine:
         engine.check_room(body.n)
         prompt = await engine.encode_chat(
-            messages, any_length=body.truncate_prompt_tokens is not None, **template_kwargs
+            messages, only_end=body.truncate_prompt_tokens is not None, **template_kwargs
         )
         prompt = generation.truncated(prompt, body, engine)
         reading = await Reading.of(engine, body, prompt)

@@ -50,10 +50,8 @@ async def _encoded(engine: AsyncEngine, prompt: str | list[int], body: Completio
             raise InvalidRequest("`suffix` needs a prompt that is text", param="suffix")
         return await engine.encode_around(prompt, body.suffix)
     if isinstance(prompt, str):
-        any_length = body.truncate_prompt_tokens is not None
-        prompt = await engine.encode(
-            prompt, add_special_tokens=body.add_special_tokens, any_length=any_length
-        )
+        only_end = body.truncate_prompt_tokens is not None
+        prompt = await engine.encode(prompt, add_special_tokens=body.add_special_tokens, only_end=only_end)
     return generation.truncated(prompt, body, engine)
 
 

@@ -86,6 +86,25 @@ def test_a_model_without_a_template_says_what_to_do(byte_tokenizer):
     assert replaced.decode(replaced.apply_chat_template([USER])) == "hé"
 
 
+def test_of_a_text_of_which_only_the_end_is_wanted_no_more_is_encoded(smollm2_tokenizer, monkeypatch):
+    encoded = []
+    backend = smollm2_tokenizer.backend
+
+    class Backend:
+        def encode_batch(self, texts, **options):
+            encoded.extend(texts)
+            return backend.encode_batch(texts, **options)
+
+    text = "The quick brown fox jumps over 13 lazy dogs. 北京 " * 4000
+    whole = smollm2_tokenizer.encode(text)
+    monkeypatch.setattr(smollm2_tokenizer, "backend", Backend())
+    end = smollm2_tokenizer.encode(text, max_tokens=100, only_end=True)
+    assert end[-100:] == whole[-100:]
+    assert len(encoded[0]) < len(text) / 4
+    chat = [{"role": "user", "content": text}]
+    assert len(smollm2_tokenizer.apply_chat_template(chat, max_tokens=100, only_end=True)) < len(whole) / 4
+
+
 def test_detokenizing_is_not_disturbed_by_encoding(smollm2_tokenizer):
     """The engine thread detokenizes while the executor thread encodes."""
     text = "The quick brown fox jumps over 13 lazy dogs. 北京 " * 40

@@ -71,21 +71,25 @@ class Tokenizer:
         *,
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
+        only_end: bool = False,
         param: str = "prompt",
     ) -> list[int]:
         """Token ids of `text`, which its sender calls `param`.
 
         Raises InvalidRequest where it is not valid Unicode, and PromptTooLong, without the work of encoding,
-        for a text that cannot but have more than `max_tokens`.
+        for a text that cannot but have more than `max_tokens`. With `only_end` that is not raised, and what
+        cannot be in the last `max_tokens` is left out.
         """
         try:
-            num_bytes = len(text.encode())
+            utf8 = text.encode()
         except UnicodeEncodeError as exc:  # a lone surrogate, which JSON can spell
             raise InvalidRequest(
                 "the text is not valid Unicode: it holds half a surrogate pair", param=param
             ) from exc
-        if max_tokens is not None and num_bytes > max_tokens * self._max_token_bytes:
-            raise PromptTooLong.of_size(f"{num_bytes} bytes", max_tokens, param=param)
+        if max_tokens is not None and len(utf8) > (most := max_tokens * self._max_token_bytes):
+            if not only_end:
+                raise PromptTooLong.of_size(f"{len(utf8)} bytes", max_tokens, param=param)
+            text = utf8[-most:].decode(errors="ignore")
         # A batch of one, because only for a batch the backend lets other threads run.
         [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
@@ -116,14 +120,15 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
         max_tokens: int | None = None,
+        only_end: bool = False,
         **variables: Any,
     ) -> list[int]:
         """Token ids of the rendered messages; `variables` (`tools` and the like) are the template's own.
 
         `add_special_tokens` is for templates that do not write the first one themselves.
 
-        Raises InvalidRequest when the model has no template or its template refuses the messages, and
-        PromptTooLong as `encode` does.
+        Raises InvalidRequest when the model has no template or its template refuses the messages;
+        `max_tokens` and `only_end` are as in `encode`.
         """
         if not self.has_chat_template:
             raise InvalidRequest(
@@ -142,7 +147,11 @@ class Tokenizer:
         except Exception as exc:
             raise InvalidRequest(f"the chat template refused the messages: {exc}", param="messages") from exc
         return self.encode(
-            text, add_special_tokens=add_special_tokens, max_tokens=max_tokens, param="messages"
+            text,
+            add_special_tokens=add_special_tokens,
+            max_tokens=max_tokens,
+            only_end=only_end,
+            param="messages",
         )
 
     def _render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
