@@ -19,7 +19,7 @@ from in_process import MODEL, NAME, Reply, ask, send, with_server
 
 from keg import stamp
 from vllm_metal import __version__
-from vllm_metal.server import bodies
+from vllm_metal.server import bodies, run
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "a secret question"}]}
@@ -280,8 +280,23 @@ def test_request_ids_are_kept_if_fit() -> None:
 
 def test_an_expectation_that_cannot_be_met() -> None:
     reply = ask("GET", "/version", headers={"Expect": "the impossible"})
-    assert reply.status == 417
+    assert (reply.status, reply.error["code"]) == (417, "expectation_failed")
+    assert "the impossible" in reply.error["message"]
     assert reply.headers["X-Request-Id"]
+    assert ask("GET", "/nothing", headers={"Expect": "the impossible"}).error["code"] == "expectation_failed"
+
+
+@pytest.mark.parametrize("head", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: loc"])
+def test_a_connection_that_never_asks_is_ended(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "IDLE_S", 0.1)
+
+    def talk(urls: list[str]) -> bytes:
+        url = urlsplit(urls[0])
+        with socket.create_connection((url.hostname, url.port), timeout=30) as sock:
+            sock.sendall(head)
+            return sock.recv(100)
+
+    assert with_server(talk) == b""
 
 
 def test_the_log_tells_of_requests_but_not_what_they_say(caplog: pytest.LogCaptureFixture) -> None:

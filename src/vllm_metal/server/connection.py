@@ -26,10 +26,23 @@ class Connection(web.RequestHandler):
         super().handle_error(request, status, exc, message)
         if status < 500 and message:
             # The lines that follow show the bytes.
-            reason = f"this is no HTTP request: {message.partition(chr(10))[0][:_MAX_MESSAGE_LENGTH]}"
+            first_line = message.partition("\n")[0].rstrip(":")
+            reason = f"this is no HTTP request: {first_line[:_MAX_MESSAGE_LENGTH]}"
         else:
             reason = HTTPStatus(status).phrase
-        body = errors.http_body(status, reason)
-        reply = bodies.reply(body, status=status, headers=middlewares.common_headers(request))
+        reply = _reply(request, status, reason)
         reply.force_close()
         return reply
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        # Refused by aiohttp before any middleware runs.
+        if isinstance(resp, web.HTTPExpectationFailed):
+            resp = _reply(request, resp.status, f"{resp.text}; the only one known is `100-continue`")
+        return await super().finish_response(request, resp, start_time)
+
+
+def _reply(request: web.BaseRequest, status: int, message: str) -> web.Response:
+    body = errors.http_body(status, message)
+    return bodies.reply(body, status=status, headers=middlewares.common_headers(request))

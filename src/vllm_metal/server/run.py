@@ -25,6 +25,9 @@ INTERRUPTED = 130
 
 _BACKLOG = 1024
 
+#: How long a connection may stay open without the whole head of a request.
+IDLE_S = 120.0
+
 
 async def serve(
     config: Config,
@@ -71,7 +74,12 @@ async def running(config: Config, manager: ModelManager) -> AsyncIterator[list[s
 
     def connect() -> Connection:
         assert runner.server is not None
-        return Connection(runner.server, loop=loop, access_log=None)  # type: ignore[arg-type]
+        return Connection(
+            runner.server,
+            loop=loop,
+            keepalive_timeout=IDLE_S,
+            access_log=None,  # type: ignore[arg-type]
+        )
 
     try:
         await runner.setup()
