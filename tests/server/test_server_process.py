@@ -7,7 +7,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,12 @@ def streamed(server: ServerProcess, path: str, body: dict[str, Any]) -> list[dic
     return [json.loads(chunk) for chunk in chunks]
 
 
-def wait_for(condition: Any, timeout_s: float) -> float:
-    """Seconds until `condition()` held."""
-    started = time.monotonic()
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Long enough for the slowest machine, and far less than an endless request takes."""
+    give_up_at = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() - started < timeout_s
+        assert time.monotonic() < give_up_at
         time.sleep(0.01)
-    return time.monotonic() - started
 
 
 def test_a_chat_stream_has_openais_shape(server: ServerProcess) -> None:
@@ -119,7 +118,7 @@ def test_an_error_before_the_first_token_is_no_stream(server: ServerProcess) -> 
 
 def test_the_log_counts_tokens(server: ServerProcess) -> None:
     server.post("/v1/completions", {"prompt": [504, 3575, 282], "max_tokens": 2, "ignore_eos": True})
-    wait_for(lambda: "POST /v1/completions 200 3+2 tokens" in server.log, 5)
+    wait_for(lambda: "POST /v1/completions 200 3+2 tokens" in server.log)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +139,7 @@ def test_a_full_queue_says_when_to_come_back(small_queue: ServerProcess) -> None
             assert refused.status == 429
             assert int(refused.headers["Retry-After"]) > 0
             assert json.load(refused)["error"]["code"] == "rate_limit_exceeded"
-    wait_for(lambda: is_free(small_queue), 5)
+    wait_for(lambda: is_free(small_queue))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -148,14 +147,14 @@ def test_a_client_that_hangs_up_frees_its_place(small_queue: ServerProcess, stre
     gone_before = small_queue.log.count(" 499 ")
     with posted(small_queue, "/v1/completions", ENDLESS) if stream else unanswered(small_queue):
         assert not is_free(small_queue)
-    assert wait_for(lambda: is_free(small_queue), 5) < 2
-    assert small_queue.log.count(" 499 ") == gone_before + 1
+    wait_for(lambda: is_free(small_queue))
+    wait_for(lambda: small_queue.log.count(" 499 ") == gone_before + 1)
 
 
 def test_a_client_that_hangs_up_in_prefill_frees_its_place(small_queue: ServerProcess) -> None:
     with unanswered(small_queue, prompt="word " * 4000):
-        wait_for(lambda: not is_free(small_queue), 10)
-    assert wait_for(lambda: is_free(small_queue), 5) < 2
+        wait_for(lambda: not is_free(small_queue))
+    wait_for(lambda: is_free(small_queue))
 
 
 @contextmanager
@@ -168,7 +167,7 @@ def unanswered(server: ServerProcess, **fields: Any) -> Iterator[None]:
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
-        wait_for(lambda: not is_free(server), 10)
+        wait_for(lambda: not is_free(server))
         yield
 
 
@@ -180,13 +179,13 @@ def test_stopping_lets_streams_finish_and_refuses_new_requests(smollm2_path: Pat
             chunks = events(running)
             next(chunks)
             process.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: process.get("/health")[1]["status"] == "draining", 5)
+            wait_for(lambda: process.get("/health")[1]["status"] == "draining")
             status, refused = process.post("/v1/completions", {"prompt": "x"})
             assert (status, refused["error"]["code"]) == (503, "service_unavailable")
             *_, closing, done = chunks
         assert json.loads(closing)["choices"][0]["finish_reason"] == "length"
         assert done == "[DONE]"
-        assert process.process.wait(timeout=10) == 0
+        assert process.process.wait(timeout=60) == 0
         assert "waiting for 1 request to finish" in process.log
         assert "Traceback" not in process.log
 
@@ -201,9 +200,9 @@ def test_stopping_ends_a_download(tmp_path: Path) -> None:
     with hub.serving() as endpoint:
         env = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
         with ServerProcess("org/large", env=env) as process:
-            assert hub.held.wait(60)
+            assert hub.held.acquire(timeout=60)
             process.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: refuses_connections(process), 10)
+            wait_for(lambda: refuses_connections(process))
             hub.released.set()
             assert process.process.wait(60) == 0
         assert "Traceback" not in process.log
@@ -226,7 +225,7 @@ def test_a_second_interrupt_does_not_wait(smollm2_path: Path) -> None:
         with posted(process, "/v1/completions", ENDLESS) as running:
             assert next(events(running))
             process.process.send_signal(signal.SIGINT)
-            wait_for(lambda: process.get("/health")[1]["status"] == "draining", 5)
+            wait_for(lambda: process.get("/health")[1]["status"] == "draining")
             assert process.stop(signal.SIGINT) == 130
         assert "Traceback" not in process.log
 
@@ -238,13 +237,13 @@ def test_a_requests_own_time_limit(small_queue: ServerProcess) -> None:
         assert response.headers["x-should-retry"] == "false"
         error = json.load(response)["error"]
         assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
-    wait_for(lambda: is_free(small_queue), 5)
+    wait_for(lambda: is_free(small_queue))
     with posted(small_queue, "/v1/completions", limited) as response:
         assert response.status == 200
         *_, error, done = events(response)
     assert json.loads(error)["error"]["code"] == "deadline_exceeded"
     assert done == "[DONE]"
-    wait_for(lambda: is_free(small_queue), 5)
+    wait_for(lambda: is_free(small_queue))
     assert small_queue.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "timeout": 1e300})[0] == 200
 
 
@@ -276,7 +275,7 @@ def test_requests_at_once_are_bounded(smollm2_path: Path) -> None:
                 assert refused.status == 429
                 assert int(refused.headers["Retry-After"]) > 0
                 assert "at once" in json.load(refused)["error"]["message"]
-        wait_for(lambda: is_free(process), 5)
+        wait_for(lambda: is_free(process))
 
 
 def comments(response: http.client.HTTPResponse) -> Iterator[str]:
