@@ -282,6 +282,13 @@ def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
     assert caught.value.message.isprintable()
 
 
+def test_a_wrong_word_comes_with_where_the_right_ones_are() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(messages=[{"role": "function", "content": "x"}])
+    assert caught.value.hint is not None
+    assert "/openapi.json" in caught.value.hint
+
+
 @pytest.mark.parametrize("body", [b'{"a": "\\ud800"}', b'{"a": "\\uDC00bc"}', b'{"\\ud83dx": 1}'])
 def test_half_a_surrogate_pair_is_told_of(body: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:

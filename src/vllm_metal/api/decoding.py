@@ -69,7 +69,11 @@ def _invalid_field(error: str) -> InvalidRequest:
         return InvalidRequest(f"`{param}` is required", param=param)
     param = path.lstrip(".")
     where = f"`{param}`" if param else "the body"
-    return InvalidRequest(f"{where}: {problem[:1].lower()}{problem[1:]}", param=param or None)
+    return InvalidRequest(
+        f"{where}: {problem[:1].lower()}{problem[1:]}",
+        param=param or None,
+        hint="`/openapi.json` lists the valid ones" if problem.startswith("Invalid enum value") else None,
+    )
 
 
 def _log_ignored(fields: dict[str, Any], request_type: type[RequestBody]) -> None:
