@@ -26,8 +26,10 @@ field counts as absent. `model` may be left out. Query strings are ignored.
 - **Structure.** One of `response_format`, the members of `structured_outputs` and the `guided_*` fields
   says what an answer must follow, whether `strict` or not; a schema that cannot be followed to the letter is
   refused with the reason. JSON has at most a space behind commas and colons unless `whitespace_pattern` or
-  `disable_any_whitespace` says otherwise, and its numbers have at most 32 characters. An answer ends where
-  nothing may follow; `finish_reason` is `length` for one that was cut off before.
+  `disable_any_whitespace` says otherwise, and its numbers have at most 32 characters. Objects get no
+  properties but those that their schema names, unless it says `additionalProperties` or combines several
+  schemas, as `allOf` and `oneOf` do. An answer ends where nothing may follow; `finish_reason` is `length` for
+  one that was cut off before.
 - **Time limits.** `timeout` is in seconds, from the arrival of the body. A reply that has not begun ends
   with 408, and with `x-should-retry: false`, since OpenAI's clients would ask again; a stream begins at
   once, so there it is an event.

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vllm_metal.errors import InvalidRequest
-from vllm_metal.structure.grammar import JSON_OPTIONS, Grammar
+from vllm_metal.structure import json_schema
+from vllm_metal.structure.grammar import Grammar
 
 Choices = Annotated[list[str], Meta(min_length=1, max_length=65_536)]
 Schema = dict[str, Any]
@@ -97,7 +98,7 @@ class StructuredOutputs(Struct):
             return {"whitespace_flexible": False}
         if self.whitespace_pattern is not None:
             return {"whitespace_pattern": self.whitespace_pattern}
-        return JSON_OPTIONS
+        return json_schema.OPTIONS
 
 
 def of_response_format(asked: ResponseFormat) -> Grammar | None:
@@ -112,8 +113,8 @@ def of_response_format(asked: ResponseFormat) -> Grammar | None:
     return None
 
 
-def _of_schema(schema: Schema, param: str, options: dict[str, Any] = JSON_OPTIONS) -> Grammar:
-    return Grammar("json_schema", _json({**schema, "x-guidance": options}), param=param)
+def _of_schema(schema: Schema, param: str, options: dict[str, Any] = json_schema.OPTIONS) -> Grammar:
+    return Grammar("json_schema", _json(json_schema.bounded(schema, options)), param=param)
 
 
 def _close(schema: Schema) -> None:

@@ -11,6 +11,7 @@ from vllm_metal.parsing import schema_types
 from vllm_metal.parsing.notation import JSON
 from vllm_metal.parsing.reasoning_format import ReasoningFormat
 from vllm_metal.parsing.tool_format import Pattern, ToolFormat
+from vllm_metal.structure import json_schema
 
 #: Lark for exactly a text, special tokens as such.
 Literal = Callable[[str], str]
@@ -18,8 +19,6 @@ Tool = Mapping[str, Any]
 
 _MOST_CALLS = 16
 _MOST_REFERENCES = 8
-#: What a model may write in JSON, like most templates: a space behind commas and colons, no more.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _WHITESPACE = r"ws: /[ \n]{1,6}/"
 _TOKEN = re.compile(r"<\[\d+\]>")
 _FIELDS = {"id": "/[a-zA-Z0-9]{9,10}/", "number": "/[0-9]{1,3}/", "channel": '"commentary"'}
@@ -171,7 +170,7 @@ def _joined(*parts: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+    return f"%json {json.dumps(json_schema.bounded(dict(schema)))}"
 
 
 def _parameters(rules: _Rules, parameter: Pattern, schema: Mapping[str, Any]) -> str:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: For JSON Schemas, under `x-guidance`: whitespace as models like it, but not without end, which is valid too
-#: and what weak ones like best.
-JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-
 #: How `Grammar.source` is to be read. A JSON Schema; a regular expression that the whole answer matches; a
 #: JSON list of all answers; GBNF or Lark; free text in which tags, once begun, follow schemas; Lark as it is.
 Kind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag", "lark"]

@@ -9,6 +9,7 @@ from typing import Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from vllm_metal.structure import json_schema
 from vllm_metal.structure.grammar import Grammar
 
 _ANY_TEXT = r"/(.|\n)*/"
@@ -102,7 +103,7 @@ def _triggered(i: int, trigger: str, tags: list[dict[str, Any]], as_lark: Callab
         " ".join(
             (
                 as_lark(tag["begin"].removeprefix(trigger)),
-                f"%json {json.dumps(tag['schema'])}",
+                f"%json {json.dumps(json_schema.bounded(tag['schema']))}",
                 as_lark(tag["end"]),
             )
         )
