@@ -18,6 +18,7 @@ import pytest
 #: A venv each.
 PYTHON = {
     "aiperf": ["aiperf==0.13.0"],
+    "instructor": ["instructor==1.17.0"],
     "langchain": ["langchain-openai==1.7.4"],
     "litellm": ["litellm==1.110.2"],
     "llm": ["llm==0.36"],

@@ -13,7 +13,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ANSWER = "The capital of France is Paris.\n"
-PYTHON = {"LangChain": "langchain", "LiteLLM": "litellm", "Pydantic AI": "pydantic-ai"}
+EXTRACTED = "name='Ava Stone' age=25\n"
+PYTHON = {
+    "Instructor": "instructor",
+    "LangChain": "langchain",
+    "LiteLLM": "litellm",
+    "Pydantic AI": "pydantic-ai",
+}
 JAVASCRIPT = {"openai, for JavaScript": "openai_client", "AI SDK": "ai_sdk_client"}
 
 
@@ -21,7 +27,8 @@ JAVASCRIPT = {"openai, for JavaScript": "openai_client", "AI SDK": "ai_sdk_clien
 def test_python(python_of, server, tmp_path, client):
     name = PYTHON[client]
     python = [python_of(name), "-I"]
-    assert run([*python, "-c", snippet(client, "python", server.url)], cwd=tmp_path) == ANSWER
+    printed = run([*python, "-c", snippet(client, "python", server.url)], cwd=tmp_path)
+    assert printed == (EXTRACTED if client == "Instructor" else ANSWER)
     run([*python, SCRIPTS / f"{name.replace('-', '_')}_client.py", server.url], cwd=tmp_path)
 
 

@@ -1,11 +1,12 @@
-"""pydantic-ai: an agent that answers in text, whole and streamed, and remembers."""
+"""pydantic-ai: an agent that answers in text, whole and streamed, remembers, and extracts a type."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 
-from pydantic_ai import Agent, ModelSettings
+from pydantic import BaseModel
+from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -31,3 +32,32 @@ async def stream() -> list[str]:
 
 pieces = asyncio.run(stream())
 assert "".join(pieces) == ANSWER
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+extracting = Agent(
+    model,
+    output_type=NativeOutput(Person),
+    model_settings=ModelSettings(temperature=0, max_tokens=60),
+    retries=0,
+)
+asked = "Extract the person as JSON. Text: Ava Stone is a pilot and 25 years old."
+assert extracting.run_sync(asked).output == Person(name="Ava Stone", age=25)
+
+# Where the output is a tool's call, one is required in each answer.
+calling = Agent(
+    model,
+    output_type=ToolOutput(Person),
+    model_settings=ModelSettings(temperature=0, max_tokens=100, parallel_tool_calls=False),
+    retries=0,
+)
+called = calling.run_sync(asked)
+assert called.output.age == 25
+[*_, answer, _] = called.all_messages()
+[call] = answer.parts
+assert (call.part_kind, call.tool_name) == ("tool-call", "final_result")
+assert call.args_as_dict() == called.output.model_dump()
