@@ -104,7 +104,7 @@ def test_a_call_cut_by_max_tokens(tiny_server: ServerProcess) -> None:
 def test_a_schema_that_cannot_be_followed_is_refused(tiny_server: ServerProcess) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
     status, reply = tiny_server.post(CHAT, body(tools=[tool], tool_choice="required"))
-    assert (status, reply["error"]["param"]) == (400, "tool_choice")
+    assert (status, reply["error"]["param"]) == (400, "tools")
     check(ask(tiny_server, tool_choice="required")[0]["message"]["tool_calls"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 
 import numpy as np
@@ -118,6 +119,7 @@ def test_a_prefix_comes_first(tags):
         (Grammar("grammar", "("), "neither GBNF nor Lark"),
         (Grammar("grammar", ""), "root"),
         (Grammar("lark", "start: start"), "NoExtension"),
+        (Grammar("lark", 'start: "a" %json {"properties": 5}\nb: "b"'), "must be an object"),
         (structural_tag(("<a>", {}, ""), triggers=["<b>"]), "triggers"),
         (structural_tag(("<a>", {}, ""), triggers=["<a>", "<b>"]), "<b>"),
         (structural_tag(("<a>", {"type": 1}, ""), triggers=["<a"]), "type"),
@@ -129,6 +131,7 @@ def test_a_refusal_says_why_and_harms_no_other(tags, grammar, reason):
     assert refused.value.param == grammar.param
     assert reason in refused.value.message
     assert "\n" not in refused.value.message
+    assert not re.search(r"\d \| |\^\^", refused.value.message)
     assert follows(compiled(Grammar("choice", '["yes"]'), tags).matcher(), "yes")
 
 

@@ -59,7 +59,7 @@ async def _calls_or(content: Grammar | None, reading: Reading, engine: AsyncEngi
         )
     if not must_call and content is not None:
         calls = answer_grammar.calls_or_content(calls, content.source, reading.reasoning_format, literal)
-    return Grammar("lark", calls, param=param)
+    return Grammar("lark", calls, param="tools" if must_call else param)
 
 
 async def _strict_calls(reading: Reading, engine: AsyncEngine) -> Grammar | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _LIMITS = partial(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
+_DRAWN = re.compile(r"<|\d* *\|")
 _NUMBERS_GOING_ON = r"[0-9.eE](.|\n)*"
 
 
@@ -148,5 +150,5 @@ def _refusal(grammar: Grammar, reason: str) -> InvalidRequest:
 def _reason(error: str) -> str:
     """The library's words on one line, without its drawings of where."""
     lines = (line.strip() for line in error.splitlines())
-    told = "; ".join(line for line in lines if line.strip("^<>") and not line.startswith("<"))
+    told = "; ".join(line for line in lines if line.strip("^<>") and not _DRAWN.match(line))
     return told if len(told) <= 400 else f"{told[:400]}…"
