@@ -132,7 +132,7 @@ def test_keg_holds_nothing_but_code_locks_and_the_launcher(brew):
     files = [path.relative_to(keg) for path in keg.rglob("*") if path.is_file()]
     assert {str(path.parent) for path in files if path.parts[0] != "libexec"} == {"bin"}
     kinds = {path.suffix for path in files if path.parts[0] == "libexec"}
-    assert kinds - {".pyc"} == {".py", ".lock", ".template", ".typed"}
+    assert kinds - {".pyc"} == {".py", ".lock", ".template", ".toml", ".typed"}
 
 
 def test_keg_prints_its_version_and_help(metal):

@@ -24,6 +24,7 @@ RENDERING_PARAMETERS = frozenset(
         "max_length",
         "max_tokens",
         "messages",
+        "only_end",
         "padding",
         "return_assistant_tokens_mask",
         "return_dict",

@@ -124,7 +124,8 @@ def _responses(operation: Operation, *, with_404: bool) -> Schema:
     if operation.chunk is not None:
         events = f"Server-sent events. Each `data` is a {operation.chunk.__name__}, an error, or `[DONE]`."
         content["text/event-stream"] = {
-            "schema": {"type": "string", "description": events},
+            # Of no type: to some readers the schema is of the whole stream, to others of each event.
+            "schema": {"description": events},
             "x-event": _any_of([operation.chunk, ErrorBody]),
         }
     errors = _ERRORS | (_BODY_ERRORS if operation.bodies else {})
