@@ -94,7 +94,10 @@ def test_under_launchd_a_missing_hub_leaves_the_server_up_with_the_reason(closed
 
 
 def test_every_option_sets_a_setting():
-    assert inspect.signature(serve).parameters.keys() - SETTING_OF.keys() == {"config", "_enable_auto_tool_choice"}
+    assert inspect.signature(serve).parameters.keys() - SETTING_OF.keys() == {
+        "config",
+        "_enable_auto_tool_choice",
+    }
 
 
 def test_a_terminal_shows_the_download_and_then_only_that_it_serves(tmp_path):
