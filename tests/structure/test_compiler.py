@@ -114,6 +114,8 @@ def test_a_prefix_comes_first(tags):
         (Grammar("regex", "(?=a)b"), "look-around"),
         (Grammar("regex", "("), "unclosed group"),
         (Grammar("regex", "\ud800"), "surrogates"),
+        (Grammar("regex", "a*b?" * 10_000), "too big"),
+        (Grammar("grammar", f"start: /{'(.*)' * 10_000}/"), "too big"),
         (Grammar("choice", '["\\ud800"]'), "hex escape"),
         (Grammar("grammar", "root ::= )"), "line 1"),
         (Grammar("grammar", "("), "neither GBNF nor Lark"),

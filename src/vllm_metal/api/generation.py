@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from vllm_metal.api import structured_outputs
 from vllm_metal.api.request_body import RequestBody
-from vllm_metal.api.structured_outputs import Choices, Regex, ResponseFormat, Schema, StructuredOutputs
+from vllm_metal.api.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.structure.grammar import Grammar
 
@@ -92,7 +92,7 @@ class GenerationRequest(RequestBody, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None
-    guided_regex: Regex | None = None
+    guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None

@@ -11,8 +11,6 @@ from vllm_metal.errors import InvalidRequest
 from vllm_metal.structure import json_schema
 from vllm_metal.structure.grammar import Grammar
 
-#: The library's work grows with the square of what is written out, and stops for no time limit.
-Regex = Annotated[str, Meta(max_length=8192)]
 Choices = Annotated[list[str], Meta(min_length=1, max_length=65_536)]
 Schema = dict[str, Any]
 
@@ -64,7 +62,7 @@ class StructuredOutputs(Struct):
     """
 
     json: Schema | str | None = None
-    regex: Regex | None = None
+    regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None
     json_object: bool | None = None

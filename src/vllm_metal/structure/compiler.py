@@ -35,6 +35,9 @@ _LIMITS = partial(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
+#: Expressions of a client's own: a long one takes the library time and memory by the square, and no limit of
+#: time stops it. Lists of strings and schemas need more.
+_INITIAL_FUEL = {"regex": 20_000, "grammar": 20_000}
 _DRAWN = re.compile(r"<|\d* *\|")
 _NUMBERS_GOING_ON = r"[0-9.eE](.|\n)*"
 
@@ -100,7 +103,7 @@ class Compiler:
         vocabulary = self._vocabulary.result()
         try:
             source = lark.translate(grammar, vocabulary.special_token_ids)
-            beginning = vocabulary.matcher(source)
+            beginning = vocabulary.matcher(source, _INITIAL_FUEL.get(grammar.kind))
         except (ValueError, RecursionError) as exc:
             raise _refusal(grammar, str(exc)) from exc
         # The first mask is the dearest, and shows whether anything can match at all.
@@ -136,8 +139,9 @@ class _Vocabulary:
         mask: NDArray[np.int32] = allocate_token_bitmask(1, self._tokenizer.vocab_size)
         return mask
 
-    def matcher(self, source: str) -> LLMatcher:
-        return LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS())
+    def matcher(self, source: str, initial_fuel: int | None = None) -> LLMatcher:
+        limits = _LIMITS(initial_lexer_fuel=initial_fuel)
+        return LLMatcher(self._tokenizer, source, log_level=0, limits=limits)
 
     def number_length(self) -> NumberLength:
         return NumberLength(lambda token_id: self._tokenizer.decode_bytes([token_id]), self._numbers_going_on)
