@@ -108,10 +108,21 @@ def test_a_schema_that_cannot_be_followed_is_refused(tiny_server: ServerProcess)
     check(ask(tiny_server, tool_choice="required")[0]["message"]["tool_calls"])
 
 
-def test_calls_that_are_only_read_cannot_be_insisted_on() -> None:
+@pytest.mark.parametrize("tool_format", ["pythonic", "gemma4", "lfm2"])
+def test_a_format_that_is_only_read_is_written_as_json(tool_format: str) -> None:
+    """The model writes its message whatever the grammar says, and fails where that has it otherwise."""
+    call = '[{"name": "get_weather", "arguments": {"place":"Rome","days":3}}]'
+    with scripted_model.serving(tool_format) as url:
+        asked = body(messages=[{"role": "user", "content": call}], tool_choice="required")
+        [choice] = send(url, "POST", CHAT, asked).json["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    check(choice["message"]["tool_calls"])
+
+
+def test_nor_can_such_calls_stand_beside_a_structure() -> None:
     with scripted_model.serving("pythonic") as url:
-        reply = send(url, "POST", CHAT, body(tool_choice="required"))
-    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
+        reply = send(url, "POST", CHAT, body(response_format=FORMAT))
+    assert (reply.status, reply.error["param"]) == (400, "response_format")
     assert "can be read but not enforced" in reply.error["message"]
 
 

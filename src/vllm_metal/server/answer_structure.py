@@ -55,7 +55,7 @@ async def _calls_or(content: Grammar | None, reading: Reading, engine: AsyncEngi
         raise InvalidRequest(
             f"calls in this model's format, `{reading.tool_format.name}`, can be read but not enforced",
             param=param,
-            hint="`tool_choice` may be `auto`, without `response_format`",
+            hint="leave `response_format` out, or have `tool_choice` be `required`",
         )
     if not must_call and content is not None:
         calls = answer_grammar.calls_or_content(calls, content.source, reading.reasoning_format, literal)

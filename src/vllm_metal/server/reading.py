@@ -9,6 +9,7 @@ from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.stop_strings import StopStrings
 from vllm_metal.errors import InvalidRequest
+from vllm_metal.parsing import answer_grammar
 from vllm_metal.parsing.output_parser import OutputParser
 from vllm_metal.parsing.reasoning_format import ReasoningFormat
 from vllm_metal.parsing.tool_format import ToolFormat
@@ -35,7 +36,7 @@ class Reading:
     @classmethod
     async def of(cls, engine: AsyncEngine, body: ChatCompletionRequest, prompt: list[int]) -> Reading:
         """Raises InvalidRequest for tools that this model cannot call."""
-        tool_format, reasoning = _tool_format(engine, body), engine.formats.reasoning.format
+        tool_format, reasoning = await _tool_format(engine, body), engine.formats.reasoning.format
         if reasoning is None:
             return cls(body, tool_format, None)
         if body.continue_final_message:
@@ -83,14 +84,22 @@ class Reading:
         return self.tool_format is not None or self.reasoning_format is not None
 
 
-def _tool_format(engine: AsyncEngine, body: ChatCompletionRequest) -> ToolFormat | None:
+async def _tool_format(engine: AsyncEngine, body: ChatCompletionRequest) -> ToolFormat | None:
     tools = engine.formats.tools
-    if not body.offered_tools or tools.format:
-        return tools.format if body.offered_tools else None
-    if body.must_call:
+    if not body.offered_tools:
+        return None
+    if body.must_call and not (tools.format and await _is_enforced(tools.format, engine, body)):
         return TOOL_FORMATS["json"]  # A grammar has any model write it.
+    if tools.format:
+        return tools.format
     raise InvalidRequest(
         f"this model cannot call tools: {tools.reason}",
         param="tools",
         hint="serve another model, or name the format of its calls with `--tool-call-parser`",
     )
+
+
+async def _is_enforced(tool_format: ToolFormat, engine: AsyncEngine, body: ChatCompletionRequest) -> bool:
+    literal = await engine.literal("tool_choice")
+    tools = [tool.for_template() for tool in body.offered_tools]
+    return answer_grammar.calls(tool_format, tools, literal, several=False) is not None
