@@ -19,6 +19,8 @@ from vllm_metal import __version__
 from vllm_metal.service import package
 from vllm_metal.service.launchd import LABEL
 
+pytestmark = pytest.mark.slow
+
 GUI, WITHOUT_SCREEN = f"gui/{os.getuid()}", f"user/{os.getuid()}"
 EDITED = b"<integer>30</integer>"
 

@@ -64,6 +64,7 @@ def test_a_conversation_goes_on_from_where_it_was(model, mode, overlap):
         prompt += answers["turn"].token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_next", "gemma3_text", "mamba2"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
 def test_memory_is_level_over_300_requests(name, overlap):
