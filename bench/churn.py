@@ -6,21 +6,17 @@ python bench/churn.py MODEL [--batch 64] [--input-len 2048] [--save-result PATH]
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import shlex
 import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from comparison import commit
+import provenance
 
 from vllm_metal import config
-from vllm_metal.bench.machine import machine, versions
 from vllm_metal.bench.statistics import percentile
 from vllm_metal.engine.core import EngineCore, LaunchedStep, ModelRunnerOutput
 from vllm_metal.engine.mlx.build import build
@@ -142,15 +138,7 @@ def main(arguments: argparse.Namespace) -> None:
         cells = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         sys.stdout.write(f"{kind:7} {cells}\n")
     if arguments.save_result:
-        result = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": commit(Path(__file__).parent),
-            "machine": machine(),
-            "versions": versions(),
-            "steps": measured,
-        }
-        arguments.save_result.write_text(json.dumps(result, indent=2) + "\n")
+        provenance.save(arguments.save_result, steps=measured)
 
 
 def _arguments() -> argparse.Namespace:

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from comparison import commit, measure, medians, ratios, table
+from comparison import measure, medians, ratios, table
+from provenance import commit
 from servers import OURS, THEIRS, Server
 
 from vllm_metal.bench.client import Target

@@ -1,13 +1,11 @@
-"""What both comparisons share: one measured run, the table of two servers, and where it was measured."""
+"""What both comparisons share: one measured run, and the table of two servers."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
 import statistics
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from servers import OURS, THEIRS, Server
@@ -74,16 +72,6 @@ def table(ours: dict[str, float], theirs: dict[str, float], rows: Sequence[str])
             cells = [_cell(ours.get(name), 14), _cell(theirs.get(name), 16), _cell(ratio.get(name), 9, 3)]
             lines.append(f"{name:<28}{''.join(cells)}")
     return "\n".join(lines)
-
-
-def commit(folder: Path) -> str | None:
-    """The commit that `folder` is at, marked where files differ from it; None without a repository."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    try:
-        described = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return described.stdout.strip() or None
 
 
 def _cell(value: float | None, width: int, digits: int = 1) -> str:

@@ -23,7 +23,8 @@ from typing import Any
 
 import random_model
 from compare import ROWS
-from comparison import commit, measure, ratios, table
+from comparison import measure, ratios, table
+from provenance import commit
 from servers import OURS, THEIRS, Server, ServerFailed
 
 from vllm_metal.bench.client import StreamingClient, Target

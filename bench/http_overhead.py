@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
-import shlex
 import sys
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from comparison import commit
+import provenance
 
 from vllm_metal.bench import run
 from vllm_metal.bench.client import Target
 from vllm_metal.bench.load import Load
-from vllm_metal.bench.machine import machine, versions
 from vllm_metal.bench.record import RequestRecord
 from vllm_metal.bench.statistics import percentile
 from vllm_metal.config import Config, ServerConfig
@@ -172,16 +167,7 @@ def main(arguments: argparse.Namespace) -> None:
     for name, figure in figures.items():
         sys.stdout.write(f"{name:<20}{figure:>10.2f}\n")
     if arguments.save_result is not None:
-        result: dict[str, Any] = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(sys.argv),
-            "commit": commit(Path(__file__).parent),
-            "machine": machine(),
-            "versions": versions(),
-            "target_ms": TARGET_MS,
-            "figures": figures,
-        }
-        arguments.save_result.write_text(json.dumps(result, indent=2) + "\n")
+        provenance.save(arguments.save_result, target_ms=TARGET_MS, figures=figures)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,13 @@ python bench/scheduler.py [--save-result PATH]
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from comparison import commit
+import provenance
 
-from vllm_metal.bench.machine import machine, versions
 from vllm_metal.bench.statistics import percentile
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
 from vllm_metal.engine.request import Request
@@ -88,16 +83,7 @@ def main(arguments: argparse.Namespace) -> None:
     for name, figures in measured.items():
         sys.stdout.write(f"{name:<22}{figures['median_us']:>9.0f} µs{figures['p99_us']:>9.0f} µs p99\n")
     if arguments.save_result is not None:
-        result: dict[str, Any] = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(sys.argv),
-            "commit": commit(Path(__file__).parent),
-            "machine": machine(),
-            "versions": versions(),
-            "target_us": TARGET_US,
-            "cases": measured,
-        }
-        arguments.save_result.write_text(json.dumps(result, indent=2) + "\n")
+        provenance.save(arguments.save_result, target_us=TARGET_US, cases=measured)
 
 
 if __name__ == "__main__":

@@ -9,20 +9,17 @@ import argparse
 import asyncio
 import json
 import random
-import shlex
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from comparison import commit
+import provenance
 
 from vllm_metal import config
-from vllm_metal.bench.machine import machine, versions
 from vllm_metal.engine.async_engine import LoadedEngine
 from vllm_metal.engine.core import EngineCore
 from vllm_metal.engine.mlx.build import build
@@ -137,15 +134,7 @@ def main(arguments: argparse.Namespace) -> None:
         if name != "rounds":
             sys.stdout.write(f"{name:22} {value:.4g}\n")
     if arguments.save_result:
-        result = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": commit(Path(__file__).parent),
-            "machine": machine(),
-            "versions": versions(),
-            **figures,
-        }
-        arguments.save_result.write_text(json.dumps(result, indent=2) + "\n")
+        provenance.save(arguments.save_result, **figures)
 
 
 def _arguments() -> argparse.Namespace:
