@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
+from msgspec import Struct
 
 from vllm_metal.errors import EngineUnavailable
 from vllm_metal.server import sse
 from vllm_metal.server.sse import EventStream
 
 
-def stream(produce: Callable[[EventStream], Awaitable[None]]) -> str:
+class Word(Struct, tag_field="type", tag="word.said"):
+    text: str
+
+
+def stream(produce: Callable[[EventStream], Awaitable[None]], **how: Any) -> str:
     """The body that a client reads of what `produce` sends."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        async with EventStream(request) as events:
+        async with EventStream(request, **how) as events:
             await produce(events)
         return events.response
 
@@ -59,6 +65,16 @@ def test_an_error_is_an_event() -> None:
     assert first == 'data: {"a":1}'
     assert error.startswith('data: {"error":{"message":"stopping","type":"server_error"')
     assert (done, end) == ("data: [DONE]", "")
+
+
+def test_named_events_go_by_their_tags() -> None:
+    async def produce(events: EventStream) -> None:
+        await events.send(Word("a"))
+        raise EngineUnavailable("stopping")
+
+    body = stream(produce, named=True, failure=lambda exc: [Word(exc.message)])
+    said = 'event: word.said\ndata: {{"type":"word.said","text":"{}"}}\n\n'
+    assert body == said.format("a") + said.format("stopping")
 
 
 def test_a_fault_of_ours_is_an_event_that_tells_no_secrets(caplog: pytest.LogCaptureFixture) -> None:

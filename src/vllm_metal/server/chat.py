@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import ClassVar
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from vllm_metal.api.chat import (
     AssistantMessage,
@@ -26,8 +27,7 @@ from vllm_metal.api.chat import (
 )
 from vllm_metal.api.usage import Usage
 from vllm_metal.engine.outputs import FinishReason, RequestOutput
-from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.errors import InvalidRequest
+from vllm_metal.errors import MetalError
 from vllm_metal.parsing.answer import Answer
 from vllm_metal.parsing.events import (
     ContentDelta,
@@ -37,57 +37,19 @@ from vllm_metal.parsing.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from vllm_metal.server import answer_structure, bodies, generation, logprobs
+from vllm_metal.server import bodies, chat_answers, logprobs
 from vllm_metal.server.answer_reader import AnswerReader
-from vllm_metal.server.keys import CONFIG, MANAGER
-from vllm_metal.server.logprobs import TokenNames
-from vllm_metal.server.reading import Reading
+from vllm_metal.server.chat_answers import ChatAnswers
 from vllm_metal.server.request_id import request_id
+from vllm_metal.server.sse import openai_failure
 from vllm_metal.server.thought_counter import ThoughtCounter
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await bodies.read(request, ChatCompletionRequest)
-    SamplingParams(**body.sampling())  # What is wrong is refused before the model is awaited.
-    messages, template_kwargs = template_inputs(request, body)
-    manager = request.app[MANAGER]
-    deadline = generation.deadline(request, body)
-    async with manager.acquire(body.model, deadline=deadline) as engine:
-        engine.check_room(body.n)
-        prompt = await engine.encode_chat(
-            messages, only_end=body.truncate_prompt_tokens is not None, **template_kwargs
-        )
-        prompt = generation.truncated(prompt, body, engine)
-        reading = await Reading.of(engine, body, prompt)
-        params = await generation.sampling_params(
-            engine, body, await answer_structure.grammar(reading, engine)
-        )
-        wording = ChatWording(
-            f"chatcmpl-{request_id(request)}",
-            manager.served_names[0],
-            body,
-            prompt,
-            TokenNames(engine.token_bytes, by_id=body.return_tokens_as_token_ids),
-            [ChatChoiceWording(reading.new_reader(params)) for _ in range(body.n)],
-            [counter for _ in range(body.n) if (counter := reading.new_thought_counter(engine))],
-        )
-        params = reading.adapted(params, engine)
-        choices = generation.choices(wording.id, [prompt], params, body.n, "messages")
-        outputs = generation.begin(engine, choices, body, deadline)
-        return await generation.respond(request, outputs, wording, body)
-
-
-def template_inputs(
-    request: web.Request, body: ChatCompletionRequest
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The messages, and what else `AsyncEngine.encode_chat` is to know. Raises InvalidRequest."""
-    if body.chat_template is not None and not request.app[CONFIG].server.trust_request_chat_template:
-        raise InvalidRequest(
-            "a chat template in the request is not trusted here",
-            param="chat_template",
-            hint="`server.trust_request_chat_template` lets requests bring their own",
-        )
-    return body.template_messages(), body.template_kwargs()
+    return await chat_answers.respond(
+        request, body, partial(ChatWording, f"chatcmpl-{request_id(request)}", body)
+    )
 
 
 class ChatChoiceWording:
@@ -131,16 +93,22 @@ def _delta(event: Event) -> Delta | None:
             return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChatWording:
+    named_events: ClassVar[bool] = False
+
     id: str
-    model: str
     body: ChatCompletionRequest
-    prompt: list[int]
-    names: TokenNames
-    choices: list[ChatChoiceWording]
-    thoughts: list[ThoughtCounter]
+    answers: ChatAnswers
     created: int = field(default_factory=lambda: int(time.time()))
+    choices: list[ChatChoiceWording] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.choices = [ChatChoiceWording(reader) for reader in self.answers.readers]
+
+    @property
+    def thoughts(self) -> list[ThoughtCounter]:
+        return self.answers.thoughts
 
     def read(self, index: int, output: RequestOutput) -> bool:
         self.choices[index].read(output)
@@ -150,7 +118,7 @@ class ChatWording:
         beginning = Delta(role="assistant", content="")
         chunks = [self._chunk(ChatChunkChoice(beginning, index=index)) for index in range(self.body.n)]
         if self.body.return_token_ids:
-            chunks[0].prompt_token_ids = self.prompt
+            chunks[0].prompt_token_ids = self.answers.prompt
         return chunks
 
     def deltas(
@@ -166,21 +134,26 @@ class ChatWording:
 
     def closing(
         self, index: int, finish_reason: FinishReason, usage: Usage | UnsetType
-    ) -> ChatCompletionChunk:
+    ) -> list[ChatCompletionChunk]:
         reason = self.choices[index].reader.finish_reason(finish_reason)
-        return self._chunk(ChatChunkChoice(Delta(), reason, index), usage)
+        return [self._chunk(ChatChunkChoice(Delta(), reason, index), usage)]
 
-    def usage(self, usage: Usage) -> ChatCompletionChunk:
-        return ChatCompletionChunk(self.id, self.created, self.model, [], usage)
+    def ending(self, usage: Usage) -> list[ChatCompletionChunk]:
+        if not self.body.stream_options.include_usage:
+            return []
+        return [ChatCompletionChunk(self.id, self.created, self.answers.model, [], usage)]
+
+    def failure(self, exc: MetalError) -> Sequence[Struct]:
+        return openai_failure(exc)
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> ChatCompletion:
         choices = [self._choice(index, output) for index, output in enumerate(outputs)]
-        whole = ChatCompletion(self.id, self.created, self.model, choices, usage)
+        whole = ChatCompletion(self.id, self.created, self.answers.model, choices, usage)
         if self.body.prompt_logprobs is not None:
             told = outputs[0].prompt_logprobs
-            whole.prompt_logprobs = logprobs.of_prompt(told, self.names, self.body.prompt_logprobs)
+            whole.prompt_logprobs = logprobs.of_prompt(told, self.answers.names, self.body.prompt_logprobs)
         if self.body.return_token_ids:
-            whole.prompt_token_ids = self.prompt
+            whole.prompt_token_ids = self.answers.prompt
         return whole
 
     def _choice(self, index: int, output: RequestOutput) -> ChatChoice:
@@ -195,10 +168,10 @@ class ChatWording:
         )
 
     def _logprobs(self, output: RequestOutput) -> ChatLogprobs | None:
-        return logprobs.of_chat(output.logprobs, self.names) if output.logprobs else None
+        return logprobs.of_chat(output.logprobs, self.answers.names) if output.logprobs else None
 
     def _token_ids(self, output: RequestOutput) -> list[int] | UnsetType:
         return list(output.token_ids) if self.body.return_token_ids else UNSET
 
     def _chunk(self, choice: ChatChunkChoice, usage: Usage | UnsetType = UNSET) -> ChatCompletionChunk:
-        return ChatCompletionChunk(self.id, self.created, self.model, [choice], usage)
+        return ChatCompletionChunk(self.id, self.created, self.answers.model, [choice], usage)

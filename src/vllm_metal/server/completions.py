@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from aiohttp import web
 from msgspec import Struct, UnsetType
@@ -14,11 +15,12 @@ from vllm_metal.api.usage import Usage
 from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.errors import InvalidRequest
+from vllm_metal.errors import InvalidRequest, MetalError
 from vllm_metal.server import bodies, generation
 from vllm_metal.server.keys import MANAGER
 from vllm_metal.server.logprobs import TextLogprobsWriter, TokenNames, of_prompt
 from vllm_metal.server.request_id import request_id
+from vllm_metal.server.sse import openai_failure
 from vllm_metal.server.thought_counter import ThoughtCounter
 
 
@@ -38,7 +40,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
             ChoiceWording(index, body, names, encoded[index // body.n], echoes[index // body.n])
             for index in range(len(prompts) * body.n)
         ]
-        wording = CompletionWording(f"cmpl-{request_id(request)}", manager.served_names[0], choices)
+        wording = CompletionWording(f"cmpl-{request_id(request)}", manager.served_names[0], body, choices)
         requests = generation.choices(wording.id, encoded, params, body.n, "prompt")
         outputs = generation.begin(engine, requests, body, deadline)
         return await generation.respond(request, outputs, wording, body)
@@ -118,8 +120,11 @@ def _joined(first: TextLogprobs | None, second: TextLogprobs) -> TextLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class CompletionWording:
+    named_events: ClassVar[bool] = False
+
     id: str
     model: str
+    body: CompletionRequest
     choices: list[ChoiceWording]
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -139,11 +144,14 @@ class CompletionWording:
             return []
         return [self._completion([choice], usage)]
 
-    def closing(self, index: int, finish_reason: FinishReason, usage: Usage | UnsetType) -> Completion:
-        return self._completion([TextChoice("", finish_reason, index)], usage)
+    def closing(self, index: int, finish_reason: FinishReason, usage: Usage | UnsetType) -> list[Completion]:
+        return [self._completion([TextChoice("", finish_reason, index)], usage)]
 
-    def usage(self, usage: Usage) -> Completion:
-        return self._completion([], usage)
+    def ending(self, usage: Usage) -> list[Completion]:
+        return [self._completion([], usage)] if self.body.stream_options.include_usage else []
+
+    def failure(self, exc: MetalError) -> Sequence[Struct]:
+        return openai_failure(exc)
 
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Completion:
         choices = [

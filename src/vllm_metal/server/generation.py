@@ -19,7 +19,7 @@ from vllm_metal.engine.async_engine import AsyncEngine, NewRequest, RequestStrea
 from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.engine.outputs import Progress as EngineProgress
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.errors import InvalidRequest
+from vllm_metal.errors import InvalidRequest, MetalError
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import CONFIG, USAGE
 from vllm_metal.server.sse import EventStream
@@ -29,19 +29,25 @@ from vllm_metal.structure.grammar import Grammar
 
 
 class Wording(Protocol):
-    """How an endpoint puts an answer: as chunks (opening, deltas, closing, usage) or as a whole.
+    """How an endpoint puts an answer: as events (opening, deltas, closing for each choice, ending or failure)
+    or as a whole.
 
     It reads each output of a choice before it puts that, and says whether the answer has all it wants.
-    `thoughts` are as for `Tally`.
+    `thoughts` are as for `Tally`, `named_events` as for `EventStream`.
     """
 
+    @property
+    def named_events(self) -> bool: ...
     @property
     def thoughts(self) -> Sequence[ThoughtCounter]: ...
     def read(self, index: int, output: RequestOutput) -> bool: ...
     def opening(self) -> Sequence[Struct]: ...
     def deltas(self, index: int, output: RequestOutput, usage: Usage | UnsetType) -> Sequence[Struct]: ...
-    def closing(self, index: int, finish_reason: FinishReason, usage: Usage | UnsetType) -> Struct: ...
-    def usage(self, usage: Usage) -> Struct: ...
+    def closing(
+        self, index: int, finish_reason: FinishReason, usage: Usage | UnsetType
+    ) -> Sequence[Struct]: ...
+    def ending(self, usage: Usage) -> Sequence[Struct]: ...
+    def failure(self, exc: MetalError) -> Sequence[Struct]: ...
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Struct: ...
 
 
@@ -126,7 +132,7 @@ async def _streamed(
 ) -> web.StreamResponse:
     options, tally = body.stream_options, Tally(outputs.requests, body.n, wording.thoughts)
     told: dict[int, Progress] = {}
-    async with EventStream(request) as events:
+    async with EventStream(request, failure=wording.failure, named=wording.named_events) as events:
         await events.send(*wording.opening())
         async for news in outputs:
             chunks: list[Struct] = []
@@ -142,10 +148,10 @@ async def _streamed(
                 usage = tally.usage if options.continuous_usage_stats else UNSET
                 chunks += wording.deltas(index, output, usage)
                 if output.finish_reason:
-                    chunks.append(wording.closing(index, output.finish_reason, usage))
+                    chunks += wording.closing(index, output.finish_reason, usage)
             request[USAGE] = tally.usage
-            if outputs.ended and options.include_usage:
-                chunks.append(wording.usage(tally.usage))
+            if outputs.ended:
+                chunks += wording.ending(tally.usage)
             await events.send(*chunks)
     return events.response
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct
 
 from vllm_metal.api import errors
 from vllm_metal.errors import EngineError, MetalError
@@ -26,14 +28,28 @@ _HEADERS = {
 }
 
 
-class EventStream:
-    """Entering it sends the headers; leaving it sends what went wrong, if anything, and `[DONE]`.
+def openai_failure(exc: MetalError) -> Sequence[Struct]:
+    """The error body, as an event."""
+    return [errors.body(exc)]
 
-    Raises ConnectionError when the client has gone.
+
+class EventStream:
+    """Entering it sends the headers; leaving it sends what went wrong, if anything, as `failure` puts it.
+
+    Events that are `named` go by their structs' tags. A stream of others ends with `[DONE]`. Raises
+    ConnectionError when the client has gone.
     """
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        *,
+        failure: Callable[[MetalError], Sequence[Struct]] = openai_failure,
+        named: bool = False,
+    ) -> None:
         self._request = request
+        self._failure = failure
+        self._named = named
         self.response = web.StreamResponse(headers=_HEADERS)
 
     async def __aenter__(self) -> Self:
@@ -42,9 +58,13 @@ class EventStream:
         self._keeping_alive = asyncio.create_task(self._keep_alive())
         return self
 
-    async def send(self, *events: object) -> None:
+    async def send(self, *events: Any) -> None:
         if events:
-            await self._write(b"".join(b"data: %b\n\n" % msgspec.json.encode(event) for event in events))
+            await self._write(b"".join(map(self._encoded, events)))
+
+    def _encoded(self, event: Any) -> bytes:
+        name = b"event: %b\n" % event.__struct_config__.tag.encode() if self._named else b""
+        return b"%bdata: %b\n\n" % (name, msgspec.json.encode(event))
 
     async def comment(self, text: str) -> None:
         """What no client takes for an event."""
@@ -57,8 +77,9 @@ class EventStream:
         if exc is not None:
             if isinstance(exc, ConnectionError) or not isinstance(exc, Exception):
                 return False
-            await self.send(errors.body(as_metal_error(exc)))
-        await self._write(b"data: [DONE]\n\n")
+            await self.send(*self._failure(as_metal_error(exc)))
+        if not self._named:
+            await self._write(b"data: [DONE]\n\n")
         await self.response.write_eof()
         return True
 

@@ -18,7 +18,7 @@ from vllm_metal.api.tokens import (
 )
 from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.server import bodies
-from vllm_metal.server.chat import template_inputs
+from vllm_metal.server.chat_answers import template_inputs
 from vllm_metal.server.keys import MANAGER
 
 
