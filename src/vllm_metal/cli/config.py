@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vllm_metal import config
-from vllm_metal.cli import printer
+from vllm_metal import config, config_pages
+from vllm_metal.cli import own_file, printer
 from vllm_metal.errors import ConfigError
 from vllm_metal.toml_document import TomlDocument
 
@@ -29,18 +26,17 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print every value and who set it."""
-    loaded = config.load(path=path)
+    values = config.load(path=path).all_values()
     if as_json:
         rows = {
-            key: {"value": each.public(loaded.value(key)), "origin": loaded.origins[key].text}
-            for key, each in config.SETTINGS.items()
+            each.key: {"value": each.public(value), "origin": origin.text} for each, value, origin in values
         }
         printer.out(json.dumps(rows, indent=2))
         return
-    texts = {key: each.text(loaded.value(key)) for key, each in config.SETTINGS.items()}
-    key_width, text_width = max(map(len, texts)), max(map(len, texts.values()))
-    for key, text in texts.items():
-        printer.out(f"{key:<{key_width}}  {text:<{text_width}}  {loaded.origins[key].text}")
+    texts = [(each.key, each.text(value), origin.text) for each, value, origin in values]
+    key_width, text_width = (max(len(row[column]) for row in texts) for column in (0, 1))
+    for key, text, origin_text in texts:
+        printer.out(f"{key:<{key_width}}  {text:<{text_width}}  {origin_text}")
 
 
 @app.command("path")
@@ -58,13 +54,16 @@ def init(
     file = config.locate(path)
     if file.exists() and not force:
         raise ConfigError(f"`{file}` exists already", hint="`--force` overwrites it")
-    _write(file, config.default_file().encode())
+    own_file.write(file, config_pages.default_file().encode())
     printer.note(f"wrote `{file}`")
 
 
 @app.command("set")
 def set_value(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="As in `server.port`.", show_default=False)],
+    key: Annotated[
+        str,
+        typer.Argument(metavar="KEY", help="As in `server.port` or `models.NAME.ttl`.", show_default=False),
+    ],
     value: Annotated[str, typer.Argument(metavar="VALUE", help="Lists take commas.", show_default=False)],
     path: ConfigPath = None,
 ) -> None:
@@ -77,11 +76,11 @@ def set_value(
     except FileNotFoundError:
         document = TomlDocument("")
     try:
-        text = document.with_value(known.section, known.name, checked, default=known.example)
+        text = document.with_value(known.table, known.name, checked, default=known.example)
         content = text.encode()
     except ValueError as exc:
         raise ConfigError(f"cannot set `{key}` in `{file}`: {exc}", hint="edit the file by hand") from exc
-    _write(file, content)
+    own_file.write(file, content)
     printer.note(f"set `{key}` to {known.text(checked)} in `{file}`")
 
 
@@ -91,26 +90,3 @@ def check(path: ConfigPath = None) -> None:
     config.load(path=path)
     file = config.locate(path)
     printer.out(f"ok: {file}" if file.exists() else f"ok: no file at {file}")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all; links and modes stay. A new file is its owner's alone, since it may hold keys."""
-    target = Path(os.path.realpath(path))
-    # A pipe or a device would be replaced by a file; a folder is safe from that.
-    if target.exists() and not (target.is_file() or target.is_dir()):
-        raise ConfigError(f"cannot write `{path}`: it is not a file", hint="name a file with `--config`")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                if target.exists():
-                    temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
-    except OSError as exc:
-        raise ConfigError(f"cannot write `{path}`: {exc.strerror}", hint="see who owns its folder") from exc
