@@ -37,24 +37,24 @@ _BODY_ERRORS = {
 class Operation:
     """One method of one path. A `reply` is a type of JSON bodies, or the media type of another kind.
 
-    `bodies` are the types that the body may have. `chunk` is the type of a streamed reply's events.
-    `replies` are bodies of statuses other than 200 that are no errors in the usual shape. An `open` one
-    needs no API key.
+    `bodies` are the types that the body may have, `events` those of a streamed reply's events: one,
+    or several that go by their tags. `replies` are bodies of statuses other than 200 that are no errors in
+    the usual shape. An `open` one needs no API key.
     """
 
-    method: Literal["get", "post"]
+    method: Literal["get", "post", "delete"]
     path: str
     summary: str
     reply: type[Struct] | str
     bodies: tuple[type[RequestBody], ...] = ()
-    chunk: type[Struct] | None = None
+    events: tuple[type[Struct], ...] = ()
     replies: Mapping[int, type[Struct]] = field(default_factory=dict)
     open: bool = False
 
     @property
     def types(self) -> set[type[Struct]]:
-        types = {*self.bodies, *self.replies.values()}
-        return types | {each for each in (self.reply, self.chunk) if isinstance(each, type)}
+        types = {*self.bodies, *self.events, *self.replies.values()}
+        return types | {self.reply} if isinstance(self.reply, type) else types
 
 
 def document(operations: Iterable[Operation], *, version: str, with_keys: bool) -> Schema:
@@ -121,13 +121,8 @@ def _responses(operation: Operation, *, with_404: bool) -> Schema:
         content = {operation.reply: {"schema": {"type": "string"}}}
     else:
         content = {"application/json": {"schema": _any_of([operation.reply])}}
-    if operation.chunk is not None:
-        events = f"Server-sent events. Each `data` is a {operation.chunk.__name__}, an error, or `[DONE]`."
-        content["text/event-stream"] = {
-            # Of no type: to some readers the schema is of the whole stream, to others of each event.
-            "schema": {"description": events},
-            "x-event": _any_of([operation.chunk, ErrorBody]),
-        }
+    if operation.events:
+        content["text/event-stream"] = _events(operation.events)
     errors = _ERRORS | (_BODY_ERRORS if operation.bodies else {})
     if with_404:
         errors = errors | {404: _BODY_ERRORS[404]}
@@ -141,6 +136,15 @@ def _responses(operation: Operation, *, with_404: bool) -> Schema:
     for status, reply in operation.replies.items():
         responses[str(status)] = _json("Not now.", reply)
     return responses
+
+
+def _events(types: tuple[type[Struct], ...]) -> Schema:
+    # The schema is of no type: to some readers it is of the whole stream, to others of each event.
+    if len(types) > 1:
+        about = "Server-sent events, each by the name that is its `type`."
+        return {"schema": {"description": about}, "x-event": _any_of(types)}
+    about = f"Server-sent events. Each `data` is a {types[0].__name__}, an error, or `[DONE]`."
+    return {"schema": {"description": about}, "x-event": _any_of([*types, ErrorBody])}
 
 
 def _json(description: str, body: type[Struct]) -> Schema:
