@@ -11,7 +11,7 @@ from pathlib import Path
 import typer.main
 from typer.cli import get_docs_for_click
 
-from vllm_metal import config
+from vllm_metal import config_pages
 from vllm_metal.api import reference
 from vllm_metal.cli import launcher
 from vllm_metal.cli.main import app
@@ -63,7 +63,11 @@ def api_markdown() -> str:
     return reference.markdown(operation for operation, _ in ROUTES)
 
 
-PAGES = {"configuration.md": config.reference_markdown, "cli.md": commands_markdown, "api.md": api_markdown}
+PAGES = {
+    "configuration.md": config_pages.reference_markdown,
+    "cli.md": commands_markdown,
+    "api.md": api_markdown,
+}
 
 
 def main(check: bool) -> int:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_metal import config
+from vllm_metal import config, config_pages
 from vllm_metal.errors import ConfigError
 
 
@@ -105,6 +105,117 @@ def test_file_types(file: Path) -> None:
 )
 def test_a_table_may_be_written_as_toml_allows(file: Path, text: str) -> None:
     assert load(file, text).models.aliases == {"fast": "org/x"}
+
+
+SECTIONS = """
+[engine]
+max_model_len = 1000
+[models]
+default = "o/main"
+revision = "v1"
+temperature = 0.5
+top_k = 7
+[models."o/main"]
+max_model_len = 2000
+chat_template = "~/main.jinja"
+[models.'o/other']
+revision = "v2"
+temperature = 0
+ttl = 60
+pinned = true
+"""
+
+
+def test_a_model_has_what_its_section_sets(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    loaded = load(file, SECTIONS)
+    assert (loaded.models.default, loaded.models.chat_template) == ("o/main", "")
+    main, other, third = (loaded.for_model(name) for name in ("o/main", "o/other", "o/third"))
+    assert [each.models.default for each in (main, other, third)] == ["o/main", "o/other", "o/third"]
+    assert [each.engine.max_model_len for each in (main, other, third)] == [2000, 1000, 1000]
+    assert [each.models.temperature for each in (main, other, third)] == [0.5, 0.0, 0.5]
+    assert [each.models.top_k for each in (main, other, third)] == [7, 7, 7]
+    assert [each.models.revision for each in (main, other, third)] == ["v1", "v2", ""]
+    assert main.models.chat_template == "/home/me/main.jinja"
+    assert other.origins["models.ttl"].text == "config.toml line 15"
+    assert main.origins["models.revision"].text == "config.toml line 6"
+    assert third.origins["models.revision"].text == "default"
+
+
+def test_who_stays_and_who_goes(file: Path) -> None:
+    loaded = load(file, SECTIONS)
+    kept = [
+        (each.models.preload, each.models.pinned, each.models.ttl)
+        for each in map(loaded.for_model, ("o/main", "o/other", "o/third"))
+    ]
+    assert kept == [(True, False, 0), (False, True, 60), (False, False, 1800)]
+    everybody = load(file, "[models]\ndefault = 'o/x'\nttl = 5\npinned = true\npreload = false")
+    x, y = everybody.for_model("o/x").models, everybody.for_model("o/y").models
+    assert ((x.ttl, x.pinned, x.preload), (y.ttl, y.pinned, y.preload)) == (
+        (5, True, False),
+        (5, False, False),
+    )
+
+
+def test_flags_and_variables_win_over_a_section(file: Path) -> None:
+    flags = {"engine.max_model_len": 30, "models.revision": "v3", "models.served_names": ["s"]}
+    loaded = load(file, SECTIONS, flags=flags, METAL_MODELS_TEMPERATURE="1")
+    main, other = loaded.for_model("o/main"), loaded.for_model("o/other")
+    assert (main.engine.max_model_len, main.models.revision, main.models.temperature) == (30, "v3", 1)
+    # A revision or names that are given to `metal serve` are those of the model it serves.
+    assert (other.engine.max_model_len, other.models.revision, other.models.temperature) == (30, "v2", 1)
+    assert (main.models.served_names, other.models.served_names) == (("s",), ())
+
+
+def test_a_model_is_found_under_another_of_its_names(file: Path) -> None:
+    loaded = load(file, SECTIONS)
+    assert loaded.for_model("alias", synonyms=["o/other"]).models.ttl == 60
+    default = loaded.for_model("alias", synonyms=["o/main"])
+    assert (default.models.default, default.models.revision) == ("o/main", "v1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[models.x]\nttl = 5",
+        "[models]\nx.ttl = 5",
+        "[models]\nx = { ttl = 5 }",
+        "models.x.ttl = 5",
+    ],
+)
+def test_a_section_may_be_written_as_toml_allows(file: Path, text: str) -> None:
+    assert load(file, text).for_model("x").models.ttl == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("models.ttl", ("models",)),
+        ('models."o/Qwen2.5".ttl', ("models", "o/Qwen2.5")),
+        ("models.'o/Qwen2.5'.ttl", ("models", "o/Qwen2.5")),
+        ("models.o/Qwen2.5.ttl", ("models", "o/Qwen2.5")),
+        ("models.smollm2.ttl", ("models", "smollm2")),
+    ],
+)
+def test_find(key: str, table: tuple[str, ...]) -> None:
+    found = config.find(key)
+    assert (found.table, found.name) == (table, "ttl")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("models.tll", "did you mean `models.ttl`?"),
+        ("models.o/x.tll", 'did you mean `models."o/x".ttl`?'),
+        ("models.aliases.fast", "did you mean `models.aliases`?"),
+        ("models..ttl", 'name the model, as in `[models."org/name"]`'),
+        ("zzz", "`metal config show` lists every key"),
+    ],
+)
+def test_keys_that_are_not_found(key: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="is not a known key") as caught:
+        config.find(key)
+    assert caught.value.hint == hint
 
 
 def test_flags(file: Path) -> None:
@@ -213,6 +324,20 @@ def test_a_named_file_must_exist(file: Path, by_variable: bool) -> None:
         ("[models.aliases]\na = 1", "1", "a table of non-empty strings, got a table", "`models.aliases`: "),
         ("[models]\naliases = 'a'", "2", 'a table of non-empty strings, got "a"', "`models.aliases`: "),
         (f"[log]\nlevel = '{'x' * 500}'", "2", "x…", "`log.level`: "),
+        (
+            '[models."o/x"]\ntll = 1',
+            "2",
+            '`models."o/x".tll` is not a known key',
+            'did you mean `models."o/x".ttl`?',
+        ),
+        ('[models."o/x"]\nport = 1', "2", '`models."o/x".port`', "a model's section may set max_model_len, "),
+        ('[models."o/x"]\n\nttl = -1', "3", '`models."o/x".ttl` must be a number, 0 or more, got -1', "ttl"),
+        ("models = { x = { ttl = -1 } }", "1", "`models.x.ttl` must be", "`models.x.ttl`: "),
+        ("[models]\n[models.Qwen2.5]\nttl = 1", "2", "`models.Qwen2.5`", "a dot in it needs quotes"),
+        ("[models.alias]\nfast = 'o/x'", "2", "`models.alias.fast`", "did you mean `[models.aliases]`?"),
+        ('[models." "]\nttl = 1', "2", '`models." ".ttl`', "name the model, as in"),
+        ("[models.dir]\nttl = 1", "1", "`models.dir` must be a string, got a table", "`models.dir`: "),
+        ('[server."o/x"]\nttl = 1', "1", '`server."o/x"` is not', "`metal config show`"),
     ],
 )
 def test_file_errors(file: Path, text: str | bytes, line: str, message: str, hint: str) -> None:
@@ -283,11 +408,11 @@ def test_any_file_loads_or_is_refused(tmp_path_factory: pytest.TempPathFactory, 
 
 
 def test_default_file_sets_nothing(file: Path) -> None:
-    assert load(file, config.default_file()) == config.Config()
+    assert load(file, config_pages.default_file()) == config.Config()
 
 
 def test_default_file_with_every_line_taken_in_is_the_default(file: Path) -> None:
-    text = re.sub(r"(?m)^# (?=\w+ = )", "", config.default_file())
+    text = re.sub(r"(?m)^# (?=\w+ = )", "", config_pages.default_file())
     assert {f"{section}.{name}" for section, table in tomllib.loads(text).items() for name in table} == set(
         config.SETTINGS
     )
@@ -297,7 +422,7 @@ def test_default_file_with_every_line_taken_in_is_the_default(file: Path) -> Non
 
 
 def test_reference_has_a_row_for_every_key() -> None:
-    rows = [line for line in config.reference_markdown().splitlines() if line.startswith("| `")]
+    rows = [line for line in config_pages.reference_markdown().splitlines() if line.startswith("| `")]
     assert len(rows) == len(config.SETTINGS)
     for row, each in zip(rows, config.SETTINGS.values(), strict=True):
         name, default, meaning, variables = (cell.strip() for cell in row.strip("|").split("|"))

@@ -90,14 +90,14 @@ def test_present_value_is_replaced_and_nothing_else(
     after = data.draw(BLANKS | COMMENTS)
     after += "".join(newline + line.replace("\n", newline) for line in body[place:])
     document = TomlDocument(before + render(old) + after)
-    changed = document.with_value("server", "port", new, default=8000)
+    changed = document.with_value(("server",), "port", new, default=8000)
     assert changed == before + render(new) + after
 
 
 @given(documents(tables()), VALUES)
 def test_absent_section_is_appended(surroundings: tuple[str, str], new: object) -> None:
     text, newline = surroundings
-    changed = TomlDocument(text).with_value("server", "port", new, default=8000)
+    changed = TomlDocument(text).with_value(("server",), "port", new, default=8000)
     newline = newline if newline in text else "\n"
     gap = newline if text.strip("\ufeff\r\n\t ") else ""
     assert changed == f"{text}{gap}[server]{newline}port = {render(new)}{newline}"
@@ -111,7 +111,7 @@ def test_absent_key_is_inserted_in_its_section(
     body = data.draw(entries(UNIQUE_NAMES))
     text += "".join(line.replace("\n", newline) + newline for line in ["[server]", *body])
     text += f"[zzzzzzzz]{newline}"
-    changed = TomlDocument(text).with_value("server", "port", new, default=8000)
+    changed = TomlDocument(text).with_value(("server",), "port", new, default=8000)
     assert same(tomllib.loads(changed.removeprefix("\ufeff"))["server"]["port"], new)
     lines, old_lines = changed.split(newline), text.split(newline)
     added = [
@@ -150,7 +150,7 @@ def test_absent_key_is_inserted_in_its_section(
     ],
 )
 def test_set_keeps_the_form(before: str, after: str) -> None:
-    assert TomlDocument(before).with_value("server", "port", 1, default=8000) == after
+    assert TomlDocument(before).with_value(("server",), "port", 1, default=8000) == after
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_set_keeps_the_form(before: str, after: str) -> None:
 )
 def test_set_refuses_what_it_cannot_change_alone(text: str) -> None:
     with pytest.raises(ValueError):
-        TomlDocument(text).with_value("server", "port", 1, default=8000)
+        TomlDocument(text).with_value(("server",), "port", 1, default=8000)
 
 
 def test_a_value_of_another_type_is_no_longer_the_same() -> None:
     document = TomlDocument("[server]\nport = 1\nx = nan\n")
-    assert document.with_value("server", "port", True, default=8000) == "[server]\nport = true\nx = nan\n"
+    assert document.with_value(("server",), "port", True, default=8000) == "[server]\nport = true\nx = nan\n"
     assert math.isnan(document.data["server"]["x"])
 
 
@@ -180,4 +180,36 @@ def test_line_of() -> None:
     assert document.line_of("server") == 2
     assert document.line_of("server", "port") == 6
     assert document.line_of("log", "level") == 8
-    assert document.line_of("server", "host") is None
+    assert document.line_of("server", "host") == 2
+    assert document.line_of("models") is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", '[models."o/x"]\nttl = 1\n'),
+        ("[models]\ndir = ''", "[models]\ndir = ''\n\n[models.\"o/x\"]\nttl = 1\n"),
+        ("[models.'o/x'] # mine\n# ttl = 8000\n", "[models.'o/x'] # mine\nttl = 1\n"),
+        ("[models.'o/x']\npinned = true # yes\n", "[models.'o/x']\npinned = true # yes\nttl = 1\n"),
+        ("[models]\n'o/x'.ttl = 2 # two\n", "[models]\n'o/x'.ttl = 1 # two\n"),
+        ("[models]\n'o/x'.pinned = true\n", "[models]\n'o/x'.pinned = true\n\"o/x\".ttl = 1\n"),
+        ("models.'o/x'.pinned = true\n", "models.'o/x'.pinned = true\nmodels.\"o/x\".ttl = 1\n"),
+    ],
+)
+def test_a_key_of_a_table_in_a_table(before: str, after: str) -> None:
+    assert TomlDocument(before).with_value(("models", "o/x"), "ttl", 1, default=8000) == after
+
+
+def test_a_table_is_not_looked_for_in_the_tables_it_holds() -> None:
+    text = "[models.x]\nttl = 1\n"
+    assert (
+        TomlDocument(text).with_value(("models",), "dir", "a", default="") == f'{text}\n[models]\ndir = "a"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["models = 1", "[models]\nx = 1", "[[models]]", "[models]\nx = { pinned = true }"]
+)
+def test_a_table_that_is_something_else_is_left_alone(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        TomlDocument(text).with_value(("models", "x"), "ttl", 1, default=0)

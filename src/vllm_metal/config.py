@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from vllm_metal import log, paths
 from vllm_metal.errors import ConfigError
 from vllm_metal.setting import Setting, setting, shown
-from vllm_metal.toml_document import TomlDocument, render
+from vllm_metal.toml_document import TomlDocument, dotted
 
 EXIT_TIMEOUT_S = 60
 """What launchd gives the service to stop: the plist's `ExitTimeOut`."""
@@ -41,7 +41,8 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 
 def _sampling_default(what: str, **known: Any) -> Any:
-    return setting(None, f"{what} where a request names none; unset takes the model's own", **known)
+    doc = f"{what} where a request names none; unset takes the model's own"
+    return setting(None, doc, scope="every model", **known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,11 @@ class EngineConfig:
         synonyms={"half": "float16", "float": "float32"},
     )
     max_model_len: int = setting(
-        0, "Longest prompt and answer in tokens; 0 takes the model's own", minimum=2, or_zero=True
+        0,
+        "Longest prompt and answer in tokens; 0 takes the model's own",
+        scope="every model",
+        minimum=2,
+        or_zero=True,
     )
     max_num_seqs: int = setting(64, "Requests that run in one batch", minimum=1, maximum=1024)
     max_num_batched_tokens: int = setting(0, "Tokens of one engine step; 0 lets the device decide", minimum=0)
@@ -137,22 +142,47 @@ class ModelsConfig:
         flag="MODEL",
     )
     served_names: tuple[str, ...] = setting(
-        (), "Names the model answers to; empty means its own", flag="--served-model-name"
+        (), "Names the default model answers to; empty means its own", flag="--served-model-name"
     )
-    revision: str = setting("", "Branch, tag or commit on the hub; empty means the main branch")
-    tokenizer: str = setting("", "Folder whose tokenizer is used; empty means the model's own", is_path=True)
+    revision: str = setting(
+        "", "Branch, tag or commit on the hub; empty means the main branch", scope="default model"
+    )
+    tokenizer: str = setting(
+        "",
+        "Folder whose tokenizer is used; empty means the model's own",
+        scope="default model",
+        is_path=True,
+    )
     chat_template: str = setting(
-        "", "Jinja file, or the template itself; empty means the model's own", is_path=True
+        "",
+        "Jinja file, or the template itself; empty means the model's own",
+        scope="default model",
+        is_path=True,
     )
     tool_call_parser: str = setting(
         "auto",
         "Format of the model's tool calls; auto finds it, none leaves them in the text",
+        scope="default model",
         required=True,
     )
     reasoning_parser: str = setting(
         "auto",
         "Format of the model's reasoning; auto finds it, none leaves it in the text",
+        scope="default model",
         required=True,
+    )
+    preload: bool = setting(
+        True, "Whether the model is loaded at start, not by its first request", scope="default model"
+    )
+    pinned: bool = setting(
+        False, "Whether the model stays loaded when idle or in another's way", scope="default model"
+    )
+    ttl: float = setting(
+        1800.0,
+        "Seconds without requests after which a model is unloaded; 0 means never; "
+        "the default model stays until this is set",
+        scope="every model",
+        minimum=0,
     )
     aliases: Mapping[str, str] = setting({}, "Short names of your own, each for a model", kind=dict)
     dir: str = setting("", "Folder of models kept outside the hub's cache", is_path=True)
@@ -162,7 +192,11 @@ class ModelsConfig:
     min_p: float | None = _sampling_default("Min-p", kind=float, minimum=0, maximum=1)
     repetition_penalty: float | None = _sampling_default("Repetition penalty", kind=float, above=0, maximum=2)
     max_tokens: int | None = setting(
-        None, "Most tokens of a chat's answer where a request names no limit", kind=int, minimum=1
+        None,
+        "Most tokens of a chat's answer where a request names no limit",
+        scope="every model",
+        kind=int,
+        minimum=1,
     )
 
     @property
@@ -198,6 +232,13 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     }
 )
 
+MODEL_SETTINGS: Mapping[str, Setting] = MappingProxyType(
+    {each.name: each for each in SETTINGS.values() if each.scope != "daemon"}
+)
+"""What a section `[models."name"]` may set, by its name there."""
+
+_OF_DEFAULT_MODEL = [key for key, each in SETTINGS.items() if each.scope == "default model"]
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -209,6 +250,9 @@ class Origin:
 
 _DEFAULT = Origin("default", "default")
 
+ModelSection = Mapping[str, tuple[object, Origin]]
+"""What one `[models."name"]` sets, by the key of the setting that it goes before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -217,11 +261,44 @@ class Config:
     models: ModelsConfig = ModelsConfig()
     log: LogConfig = LogConfig()
     origins: Mapping[str, Origin] = field(default_factory=lambda: dict.fromkeys(SETTINGS, _DEFAULT))
+    model_sections: Mapping[str, ModelSection] = field(default_factory=dict)
 
     def value(self, key: str) -> object:
         """The value of `section.name`."""
         section, _, name = key.partition(".")
         return getattr(getattr(self, section), name)
+
+    def all_values(self) -> list[tuple[Setting, object, Origin]]:
+        """Every setting with its value and who set it; then what the sections of models set."""
+        return [
+            *((each, self.value(key), self.origins[key]) for key, each in SETTINGS.items()),
+            *(
+                (_of_model(SETTINGS[key], model), value, origin)
+                for model, section in self.model_sections.items()
+                for key, (value, origin) in section.items()
+            ),
+        ]
+
+    def for_model(self, name: str, *, synonyms: Collection[str] = ()) -> Config:
+        """What holds for the model `name`, as if it were the default one.
+
+        Its section goes before the rest of the file, but not before flags and variables. `synonyms` are other
+        names of the same model, under which it may be the default or have its section.
+        """
+        names = (name, *synonyms)
+        values = {key: self.value(key) for key in SETTINGS}
+        origins = dict(self.origins)
+        if self.models.default not in names:
+            for key in ("models.served_names", *_OF_DEFAULT_MODEL):
+                values[key], origins[key] = SETTINGS[key].default, _DEFAULT
+            values |= {"models.default": name, "models.preload": False}
+        elif origins["models.ttl"] == _DEFAULT:
+            values["models.ttl"] = 0.0
+        section = next((self.model_sections[each] for each in names if each in self.model_sections), {})
+        for key, (value, origin) in section.items():
+            if origins[key].layer in ("default", "file"):
+                values[key], origins[key] = value, origin
+        return _config(values, origins, self.model_sections)
 
 
 def load(
@@ -235,22 +312,37 @@ def load(
     `flags` maps "section.key" to a value, None meaning not given. An empty variable counts as not set. A file
     named by `path` or `METAL_CONFIG` must exist. Raises `ConfigError`.
     """
-    values = {key: each.default for key, each in SETTINGS.items()}
+    values = {key: each.resolve(each.default) for key, each in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, _DEFAULT)
+    model_sections: dict[str, dict[str, tuple[object, Origin]]] = {}
     layers = (_from_file(path, environ), _from_environment(environ), _from_flags(flags or {}))
     for layer in layers:
-        for key, value, origin in layer:
-            values[key], origins[key] = value, origin
-    sections: dict[str, Any] = {section: {} for section in SECTIONS}
+        for known, checked, origin in layer:
+            value = known.resolve(checked)
+            if known.model:
+                section = model_sections.setdefault(known.model, {})
+                section[MODEL_SETTINGS[known.name].key] = (value, origin)
+            else:
+                values[known.key], origins[known.key] = value, origin
+    return _config(values, origins, model_sections)
+
+
+def _config(
+    values: Mapping[str, object],
+    origins: Mapping[str, Origin],
+    model_sections: Mapping[str, ModelSection],
+) -> Config:
+    sections: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for key, each in SETTINGS.items():
-        sections[each.section][each.name] = each.resolve(values[key])
+        sections[each.section][each.name] = values[key]
     return Config(
         origins=MappingProxyType(origins),
+        model_sections=MappingProxyType(model_sections),
         **{section: declaration(**sections[section]) for section, declaration in SECTIONS.items()},
     )
 
 
-_Layer = Iterator[tuple[str, object, Origin]]
+_Layer = Iterator[tuple[Setting, object, Origin]]
 
 
 def locate(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
@@ -307,12 +399,21 @@ def _from_file(path: Path | None, environ: Mapping[str, str]) -> _Layer:
         where = f"`{file}` line {document.line_of(section)}: "
         if not isinstance(table, dict) or section not in SECTIONS:
             raise _not_a_section(section, table, where)
-        for name, value in table.items():
-            line = document.line_of(section, name) or document.line_of(section)
+        for key_path, value in _entries(section, table):
+            line = document.line_of(*key_path)
             where = f"`{file}` line {line}: "
-            known = find(f"{section}.{name}", where)
+            known = _find(key_path, where)
             checked = known.check(value, f"{where}`{known.key}`")
-            yield known.key, checked, Origin("file", f"{file.name} line {line}")
+            yield known, checked, Origin("file", f"{file.name} line {line}")
+
+
+def _entries(section: str, table: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """The path of each key and its value; a table in `[models]` that is no setting is a model's section."""
+    for name, value in table.items():
+        if section == "models" and isinstance(value, dict) and f"models.{name}" not in SETTINGS:
+            yield from (((section, name, key), item) for key, item in value.items())
+        else:
+            yield (section, name), value
 
 
 def _not_a_section(name: str, value: object, where: str) -> ConfigError:
@@ -326,17 +427,49 @@ def _not_a_section(name: str, value: object, where: str) -> ConfigError:
     return ConfigError(f"{where}`[{name}]` is not a known section", hint=hint)
 
 
-def find(key: str, where: str = "") -> Setting:
-    """Raises `ConfigError` that names the nearest key; `where` begins its message."""
-    if key not in SETTINGS:
-        raise ConfigError(f"{where}`{key}` is not a known key", hint=_did_you_mean(key))
-    return SETTINGS[key]
+def find(key: str) -> Setting:
+    """The setting of `section.name` or `models."a model".name`, where the quotes may be left out.
+
+    Raises `ConfigError` that names the nearest key.
+    """
+    section, *rest = key.split(".", 1)
+    parts = [part.strip("\"'") for each in rest for part in each.rsplit(".", 1)]
+    return _find((section, *parts))
+
+
+def _find(path: tuple[str, ...], where: str = "") -> Setting:
+    """`where` begins the message of what is raised."""
+    key = dotted(path)
+    if key in SETTINGS:
+        return SETTINGS[key]
+    match path:
+        case ("models", model, name) if f"models.{model}" not in SETTINGS:
+            if name in MODEL_SETTINGS and model.strip():
+                return _of_model(MODEL_SETTINGS[name], model)
+            raise ConfigError(f"{where}`{key}` is not a known key", hint=_model_hint(model, name))
+    raise ConfigError(f"{where}`{key}` is not a known key", hint=_did_you_mean(key))
+
+
+def _of_model(each: Setting, model: str) -> Setting:
+    return replace(each, section="models", model=model)
+
+
+def _model_hint(model: str, name: str) -> str:
+    if not model.strip():
+        return 'name the model, as in `[models."org/name"]`'
+    if _near(model, ["aliases"]):
+        return "did you mean `[models.aliases]`?"
+    if near := _near(name, MODEL_SETTINGS):
+        return f"did you mean `{dotted(('models', model, near[0]))}`?"
+    return f"a model's section may set {', '.join(MODEL_SETTINGS)}; a name with a dot in it needs quotes"
 
 
 def _did_you_mean(key: str) -> str:
     section, _, name = key.rpartition(".")
+    if section in SETTINGS:
+        return f"did you mean `{section}`?"
     keys = {each.name: each.key for each in SETTINGS.values()}
-    here = [each.name for each in _settings_of(section)]
+    here = [each.name for each in SETTINGS.values() if each.section == section]
     near = [name] if name in keys else _near(name, here) or _near(name, keys)
     return f"did you mean `{keys[near[0]]}`?" if near else "`metal config show` lists every key"
 
@@ -350,7 +483,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
         for variable, reader in (*each.variables.items(), (each.environment, each.read)):
             if (text := environ.get(variable)) and (value := reader(text)) is not None:
                 origin = Origin("environment", f"environment {variable}")
-                yield each.key, each.check(value, f"`{variable}`"), origin
+                yield each, each.check(value, f"`{variable}`"), origin
 
 
 def _from_flags(flags: Mapping[str, object]) -> _Layer:
@@ -358,44 +491,4 @@ def _from_flags(flags: Mapping[str, object]) -> _Layer:
         if value is not None:
             each = SETTINGS[key]
             kind = "flag" if each.option.startswith("--") else "argument"
-            yield key, each.check(value, f"`{each.option}`"), Origin("flag", f"{kind} {each.option}")
-
-
-def default_file() -> str:
-    """A config file that sets nothing and explains everything."""
-    lines = ["# Configuration of vllm-metal. Take the `#` off a line to set it."]
-    for section, declaration in SECTIONS.items():
-        lines += ["", f"# {declaration.__doc__}", f"[{section}]"]
-        for each in _settings_of(section):
-            lines += ["", f"# {_meaning(each)}.", f"# {each.name} = {render(each.example)}"]
-    return "\n".join(lines) + "\n"
-
-
-def reference_markdown() -> str:
-    """The page `docs/configuration.md`."""
-    lines = [
-        "# Configuration",
-        "",
-        "Settings come from one TOML file. `metal config path` prints where it is, `metal config init`",
-        "writes one with every setting commented out, and `METAL_CONFIG` or `--config` names another.",
-        "",
-        "A flag wins over the environment, the environment over the file, the file over the default;",
-        "`metal config show` tells which of them set each value. Lists in the environment are separated by",
-        "commas; an empty variable counts as not set.",
-    ]
-    for section, declaration in SECTIONS.items():
-        lines += ["", f"## [{section}]", "", f"{declaration.__doc__}", ""]
-        lines += ["| Key | Default | Meaning | Environment |", "|---|---|---|---|"]
-        for each in _settings_of(section):
-            default = each.text(each.default)
-            variables = ", ".join(f"`{name}`" for name in (each.environment, *each.variables))
-            lines.append(f"| `{each.name}` | `{default}` | {_meaning(each)} | {variables} |")
-    return "\n".join(lines) + "\n"
-
-
-def _settings_of(section: str) -> Iterator[Setting]:
-    return (each for each in SETTINGS.values() if each.section == section)
-
-
-def _meaning(each: Setting) -> str:
-    return f"{each.doc} ({each.rule})" if each.choices or each.limits else each.doc
+            yield each, each.check(value, f"`{each.option}`"), Origin("flag", f"{kind} {each.option}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from vllm_metal import paths
 from vllm_metal.errors import ConfigError
-from vllm_metal.toml_document import render
+from vllm_metal.toml_document import dotted, render
 
 T = TypeVar("T")
 
@@ -46,10 +46,19 @@ class Setting:
     flag: str = ""
     variables: Mapping[str, Callable[[str], object]] = field(default_factory=dict)
     """Names that vLLM-Metal's users have set already, with what reads them; None leaves the setting alone."""
+    scope: Literal["daemon", "every model", "default model"] = "daemon"
+    """What it is about; a setting of models may stand in the section of one model too."""
+    model: str = ""
+    """Whose section, `[models."name"]`, it stands in, if in one."""
+
+    @property
+    def table(self) -> tuple[str, ...]:
+        """The path of the TOML table that holds it."""
+        return (self.section, self.model) if self.model else (self.section,)
 
     @property
     def key(self) -> str:
-        return f"{self.section}.{self.name}"
+        return f"{dotted(self.table)}.{self.name}"
 
     @property
     def environment(self) -> str:

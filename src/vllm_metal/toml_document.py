@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 _BOM = "\ufeff"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -44,6 +45,11 @@ def render(value: object) -> str:
     return str(value)
 
 
+def dotted(path: Iterable[str]) -> str:
+    """`path` as a TOML key, its parts quoted where they have to be."""
+    return ".".join(map(_key, path))
+
+
 def _key(name: str) -> str:
     return name if _BARE_KEY.fullmatch(name) else render(name)
 
@@ -54,14 +60,22 @@ def _escape(character: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """A header, a `key = value` or a comment alone on its line (which has no path); offsets into the text."""
+    """A header, a `key = value` in `table`, or a comment alone on its line (which has no path).
+
+    `start`, `value_start` and `end` are offsets into the text.
+    """
 
     path: tuple[str, ...]
+    table: tuple[str, ...]
     is_header: bool
     start: int
     value_start: int
     end: int
     inner_comments: tuple[str, ...]
+
+    def is_within(self, table: tuple[str, ...]) -> bool:
+        """Whether it sets a key of `table` from outside, by a dotted name."""
+        return len(self.table) < len(table) < len(self.path) and self.path[: len(table)] == table
 
 
 class TomlDocument:
@@ -73,52 +87,54 @@ class TomlDocument:
         self._statements = tuple(_statements(text))
 
     def line_of(self, *path: str) -> int | None:
-        """The line, from 1, where the table or key `path` is first written."""
-        for statement in self._statements:
-            if statement.path[: len(path)] == path:
-                return self.text.count("\n", 0, statement.start) + 1
+        """The line, from 1, where the table or key `path` is first written, or else what holds it."""
+        while path:
+            for statement in self._statements:
+                if statement.path[: len(path)] == path:
+                    return self.text.count("\n", 0, statement.start) + 1
+            path = path[:-1]
         return None
 
-    def with_value(self, section: str, key: str, value: object, *, default: object) -> str:
-        """The text with `value` at `section.key`; a new key takes the place of a comment `# key = default`.
+    def with_value(self, table: tuple[str, ...], key: str, value: object, *, default: object) -> str:
+        """The text with `value` at `table.key`; a new key takes the place of a comment `# key = default`.
 
         Raises `ValueError` where that key alone cannot be changed, as inside an inline table.
         """
         value = list(value) if isinstance(value, tuple) else value
-        text = self._text_with_value(section, key, value, default)
-        before, after = (tomllib.loads(each.removeprefix(_BOM)) for each in (self.text, text))
-        written = after.get(section, {}).pop(key, None)
-        before.setdefault(section, {}).pop(key, None)
+        before = tomllib.loads(self.text.removeprefix(_BOM))
+        _table_of(before, table).pop(key, None)
+        text = self._text_with_value(table, key, value, default)
+        after = tomllib.loads(text.removeprefix(_BOM))
+        written = _table_of(after, table).pop(key, None)
         # Compared as written: to `==`, 1 is True and nan is not nan.
         if repr((written, after)) != repr((value, before)):
             raise ValueError("the result would differ in more than that key")
         return text
 
-    def _text_with_value(self, section: str, key: str, value: object, default: object) -> str:
-        if not isinstance(self.data.get(section, {}), dict):
-            raise ValueError(f"`{section}` is not a section")
-        entry = f"{key} = {render(value)}"
+    def _text_with_value(self, table: tuple[str, ...], key: str, value: object, default: object) -> str:
+        entry = f"{dotted([key])} = {render(value)}"
         for statement in self._statements:
-            if statement.path == (section, key):
+            if statement.path == (*table, key):
                 return self._replaced(statement, value)
-        if body := self._body_of(section):
+        if body := self._body_of(table):
             for statement in body:
                 if not statement.path and (line := self._uncommented(statement, key, default)):
                     active = line._replaced(line._statements[0], value)
                     return self.text[: statement.start] + active + self.text[statement.end :]
             return self._inserted(entry, after=[each for each in body if each.path][-1])
-        dotted = [each for each in self._statements if each.path[:1] == (section,) and not each.is_header]
-        if dotted:
-            return self._inserted(f"{section}.{entry}", after=dotted[-1])
-        return self._appended(f"[{section}]", entry)
+        outside = [each for each in self._statements if each.is_within(table)]
+        if outside:
+            prefix = dotted(table[len(outside[-1].table) :])
+            return self._inserted(f"{prefix}.{entry}", after=outside[-1])
+        return self._appended(f"[{dotted(table)}]", entry)
 
-    def _body_of(self, section: str) -> list[_Statement]:
-        """The section's header and all up to the next one."""
+    def _body_of(self, table: tuple[str, ...]) -> list[_Statement]:
+        """The table's header and all up to the next one."""
         body: list[_Statement] = []
         for statement in self._statements:
             if statement.is_header and body:
                 break
-            if body or (statement.is_header and statement.path == (section,)):
+            if body or (statement.is_header and statement.path == table):
                 body.append(statement)
         return body
 
@@ -159,24 +175,32 @@ class TomlDocument:
         return "\r\n" if "\r\n" in self.text else "\n"
 
 
+def _table_of(data: dict[str, Any], path: Iterable[str]) -> dict[str, Any]:
+    """The table at `path`, put there if it is not. Raises `ValueError` where something else is."""
+    for name in path:
+        data = data.setdefault(name, {})
+        if not isinstance(data, dict):
+            raise ValueError(f"`{name}` is not a section")
+    return data
+
+
 def _statements(text: str) -> Iterator[_Statement]:
     """`text` is valid TOML, so brackets and strings are known to close."""
     table: tuple[str, ...] = ()
     for tokens in _logical_lines(text):
         code = [token for token in tokens if token.lastgroup != "comment"]
         if not code:
-            yield _Statement((), False, tokens[0].start(), tokens[0].start(), tokens[0].end(), ())
+            yield _Statement((), table, False, tokens[0].start(), tokens[0].start(), tokens[0].end(), ())
             continue
         start, end = code[0].start(), code[-1].end()
         if code[0].lastgroup == "open":
             table = _path(code)
-            yield _Statement(table, True, start, end, end, ())
+            yield _Statement(table, table, True, start, end, end, ())
             continue
         equals = next(place for place, token in enumerate(code) if token.lastgroup == "equals")
         comments = [token.group() for token in tokens if token.lastgroup == "comment" and token.start() < end]
-        yield _Statement(
-            table + _path(code[:equals]), False, start, code[equals + 1].start(), end, tuple(comments)
-        )
+        path = table + _path(code[:equals])
+        yield _Statement(path, table, False, start, code[equals + 1].start(), end, tuple(comments))
 
 
 def _logical_lines(text: str) -> Iterator[list[re.Match[str]]]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from vllm_metal import config
+from vllm_metal import config, config_pages
 from vllm_metal.cli.config import app
 from vllm_metal.errors import ConfigError
 
@@ -67,6 +67,34 @@ def test_show_json(file: Path) -> None:
     assert shown["engine.seed"] == {"value": None, "origin": "default"}
 
 
+def test_models_sections_are_shown_last(file: Path) -> None:
+    write(file, '[models."o/x"]\nttl = 5\nmax_model_len = 9\n')
+    *_, ttl, length = metal_config("show", "--config", file).stdout.splitlines()
+    assert ttl.split() == ['models."o/x".ttl', "5.0", "config.toml", "line", "2"]
+    assert length.split() == ['models."o/x".max_model_len', "9", "config.toml", "line", "3"]
+    shown = json.loads(metal_config("show", "--json", "--config", file).stdout)
+    assert shown['models."o/x".ttl'] == {"value": 5.0, "origin": "config.toml line 2"}
+
+
+@pytest.mark.parametrize("key", ["models.o/Qwen2.5.ttl", 'models."o/Qwen2.5".ttl', "models.'o/Qwen2.5'.ttl"])
+def test_set_of_one_model(file: Path, key: str) -> None:
+    write(file, "# mine\n[models]\ndir = '/m' # here\n")
+    metal_config("set", key, "600", "--config", file)
+    expected = "# mine\n[models]\ndir = '/m' # here\n\n[models.\"o/Qwen2.5\"]\nttl = 600.0\n"
+    assert file.read_text() == expected
+    metal_config("set", "models.o/Qwen2.5.pinned", "true", "--config", file)
+    assert file.read_text() == f"{expected}pinned = true\n"
+    assert config.load(path=file, environ={}).for_model("o/Qwen2.5").models.pinned
+
+
+def test_set_of_one_model_after_init(file: Path) -> None:
+    metal_config("init", "--config", file)
+    metal_config("set", "models.smollm2.temperature", "0.5", "--config", file)
+    assert file.read_text() == config_pages.default_file() + "\n[models.smollm2]\ntemperature = 0.5\n"
+    metal_config("set", "models.dir", "/m", "--config", file)
+    assert config.load(path=file, environ={}).models.dir == "/m"
+
+
 def test_path(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert metal_config("path", "--config", file).stdout == f"{file}\n"
     monkeypatch.setenv("METAL_CONFIG", str(file))
@@ -76,13 +104,13 @@ def test_path(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_init(file: Path) -> None:
     result = metal_config("init", "--config", file)
     assert (result.stdout, result.stderr) == ("", f"wrote `{file}`\n")
-    assert file.read_text() == config.default_file()
+    assert file.read_text() == config_pages.default_file()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.write_text("# mine\n")
     assert refused("init", "--config", file).hint == "`--force` overwrites it"
     assert file.read_text() == "# mine\n"
     metal_config("init", "--config", file, "--force")
-    assert file.read_text() == config.default_file()
+    assert file.read_text() == config_pages.default_file()
 
 
 def test_init_says_why_it_cannot_write(tmp_path: Path) -> None:
@@ -101,7 +129,7 @@ def test_set_uncomments_the_default(file: Path) -> None:
     metal_config("init", "--config", file)
     result = metal_config("set", "server.port", "9000", "--config", file)
     assert (result.stdout, result.stderr) == ("", f"set `server.port` to 9000 in `{file}`\n")
-    assert file.read_text() == config.default_file().replace("# port = 8000", "port = 9000")
+    assert file.read_text() == config_pages.default_file().replace("# port = 8000", "port = 9000")
 
 
 def test_set_does_not_show_keys(file: Path) -> None:
@@ -184,7 +212,7 @@ def test_set_then_load(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
     file = tmp_path_factory.getbasetemp() / "round-trip.toml"
     file.unlink(missing_ok=True)
     if data.draw(st.booleans()):
-        file.write_text(config.default_file())
+        file.write_text(config_pages.default_file())
     expected = {key: each.default for key, each in config.SETTINGS.items()}
     for key in data.draw(st.lists(st.sampled_from(list(config.SETTINGS)), min_size=1, max_size=4)):
         each = config.SETTINGS[key]
@@ -193,7 +221,7 @@ def test_set_then_load(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
         metal_config("set", key, text, "--config", file)
     loaded = config.load(path=file, environ={})
     assert {key: loaded.value(key) for key in config.SETTINGS} == expected
-    explanations = {line for line in config.default_file().splitlines() if " = " not in line}
+    explanations = {line for line in config_pages.default_file().splitlines() if " = " not in line}
     assert not file.read_text().startswith("# Conf") or explanations <= set(file.read_text().split("\n"))
 
 

@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_metal import config
 from vllm_metal.config import ModelsConfig
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.hub.catalogue import known_models
-from vllm_metal.hub.names import AliasSource, HubSource, PathSource, configured_source, parse_source
+from vllm_metal.hub.names import (
+    AliasSource,
+    HubSource,
+    PathSource,
+    config_for,
+    configured_source,
+    parse_source,
+)
 
 PART = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9]|[._-][A-Za-z0-9]){0,20}", fullmatch=True).filter(
     lambda part: not part.endswith(".git")
@@ -134,3 +142,34 @@ def test_paths_that_do_not_exist(text: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFound, match=f"`{text}` does not exist"):
         parse_source(text)
+
+
+def test_a_section_holds_for_a_model_under_any_of_its_names(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    name, known = next(iter(known_models().items()))
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f"[models]\ndefault = 'mine'\naliases = {{ mine = 'o/main', other = 'o/other' }}\n"
+        f"[models.'gone/../{tmp_path}/x']\nttl = 1\n"
+        f"[models.'{known.repo}']\nttl = 2\n[models.other]\nttl = 3\n[models.'o/main']\nttl = 4\n"
+        f"[models.'{folder}/']\nttl = 5\n"
+    )
+    loaded = config.load(path=file, environ={})
+    ttls = {
+        each: config_for(each, loaded).models.ttl
+        for each in (name, known.repo, "o/other", "o/other@v1", "o/other:Q4_0", "mine", "o/main", str(folder))
+    }
+    assert ttls == {
+        name: 2,
+        known.repo: 2,
+        "o/other": 3,
+        "o/other@v1": 3,
+        "o/other:Q4_0": 1800,
+        "mine": 4,
+        "o/main": 4,
+        str(folder): 5,
+    }
+    assert config_for("o/main", loaded).models.preload
+    with pytest.raises(ModelNotFound):
+        config_for("no such model", loaded)

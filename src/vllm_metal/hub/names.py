@@ -6,11 +6,12 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from vllm_metal.config import ModelsConfig
+from vllm_metal.config import Config, ModelsConfig
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.hub import other_tools
 from vllm_metal.hub.aliases import ALIASES
@@ -95,6 +96,25 @@ def configured_source(models: ModelsConfig) -> Source:
     if models.revision and isinstance(source, HubSource):
         return replace(source, revision=models.revision)
     return source
+
+
+def config_for(name: str, config: Config) -> Config:
+    """`Config.for_model`, also where the file calls the model by another of its names.
+
+    Raises as `parse_source` does.
+    """
+    aliases = config.models.aliases
+    source = _of_any_revision(parse_source(name, aliases))
+    synonyms = []
+    for other in (config.models.default, *config.model_sections):
+        with suppress(ModelNotFound):
+            if _of_any_revision(parse_source(other, aliases)) == source:
+                synonyms.append(other)
+    return config.for_model(name, synonyms=synonyms)
+
+
+def _of_any_revision(source: Source) -> Source:
+    return replace(source, revision=None) if isinstance(source, HubSource) else source
 
 
 def _existing_path(text: str) -> Path | None:
