@@ -59,6 +59,7 @@ class Client:
 
     def __init__(self, url: str = DEFAULT_URL, api_key: str | None = None) -> None:
         self.url, self._path, self._open = _parse(url)
+        self.api_key = api_key
         self._headers = {"Accept": "application/json, text/event-stream"}
         if api_key is not None:
             if not (api_key.isascii() and api_key.isprintable()):
@@ -161,8 +162,7 @@ class Client:
         except OSError as exc:
             raise ServerUnreachable(
                 f"no server answers at {self.url}",
-                hint="start it with `metal serve`, or run the model in this process with "
-                "`metal chat --local`",
+                hint="start it with `metal serve` or `metal service start`; `metal chat --local` needs none",
             ) from exc
 
     def _broken_off(self) -> MetalError:

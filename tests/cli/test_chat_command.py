@@ -153,7 +153,7 @@ def test_nobody_there(chat: Chat) -> None:
     assert (done.code, done.out) == (1, "")
     assert done.talk == (
         f"error: no server answers at {url}\n\n"
-        "hint: start it with `metal serve`, or run the model in this process with `metal chat --local`\n"
+        "hint: start it with `metal serve` or `metal service start`; `metal chat --local` needs none\n"
     )
 
 

@@ -28,6 +28,7 @@ OWN_COMMANDS = ("setup", "service", "uninstall")
 VENV_COMMANDS = {
     "serve": "Serve a model on http://localhost:8000 with OpenAI's API.",
     "chat": "Chat with a model.",
+    "launch": "Start a coding agent that uses the running server.",
     "pull": "Download models, unless they are here already, and print their paths.",
     "list": "List the models on this machine, also those of LM Studio and Ollama.",
     "show": "Show what a model is, how its answers are read and why, and its chat template.",

@@ -16,6 +16,7 @@ from vllm_metal.cli import (
     convert,
     doctor,
     installed,
+    launch,
     launcher,
     printer,
     program,
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
+app.command("launch")(launch.launch)
 app.command("pull")(pull.pull)
 app.command("list")(installed.list_models)
 app.command("show")(show.show)

@@ -1,0 +1,1 @@
+"""Coding agents, and how each is pointed at this server. Standard library only."""
