@@ -86,11 +86,15 @@ def make_core(
     return EngineCore(scheduler, runner, OutputProcessor(IdDetokenizer, eos_token_ids), overlap=overlap)
 
 
-def request(request_id: str, prompt: list[int], *, max_tokens: int = 12, **params: Any) -> Request:
+def request(
+    request_id: str, prompt: list[int], *, max_tokens: int = 12, adapter: int = 0, **params: Any
+) -> Request:
     sampling = SamplingParams(**({"temperature": 0.0} | params))
     seed = sampling.seed if sampling.seed is not None else 0
     matcher = sampling.grammar.matcher() if sampling.grammar else None
-    return Request(request_id, prompt, sampling, max_tokens=max_tokens, seed=seed, matcher=matcher)
+    return Request(
+        request_id, prompt, sampling, max_tokens=max_tokens, seed=seed, matcher=matcher, adapter=adapter
+    )
 
 
 def collect(outputs: Iterable[RequestOutput], answers: dict[str, Answer]) -> None:

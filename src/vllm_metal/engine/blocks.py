@@ -21,7 +21,7 @@ def blocks(request: Request, num_tokens: int, *, start: int = 0) -> Iterator[tup
 class BlockDigests:
     """For each whole block of a request's known tokens a digest of the text up to the block's end.
 
-    Texts of different `cache_salt`s differ. Two texts may have one digest: compare them where that matters.
+    Texts of different `kv_salt`s differ. Two texts may have one digest: compare them where that matters.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class BlockDigests:
     def of(self, request: Request) -> list[int]:
         """Computed once a block; remembered until `forget`."""
         digests = self._digests.setdefault(request, [])
-        digest = digests[-1] if digests else hash(request.params.cache_salt)
+        digest = digests[-1] if digests else hash(request.kv_salt)
         for _, tokens in blocks(request, len(request.token_ids), start=len(digests) * BLOCK_SIZE):
             digest = hash((digest, tokens))
             digests.append(digest)

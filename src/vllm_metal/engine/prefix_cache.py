@@ -62,7 +62,7 @@ class PrefixCache:
         """What is kept of the beginning of `request`, short of its last token; marks it as used."""
         spans: list[Span] = []
         used: list[int] = []
-        parent: object = ("root", request.params.cache_salt)
+        parent: object = ("root", request.kv_salt)
         for start, tokens in blocks(request, request.num_tokens - 1):
             block = self._blocks.get((parent, tokens))
             if block is None:
@@ -82,7 +82,7 @@ class PrefixCache:
 
     def store(self, request: Request, num_tokens: int) -> Span | None:
         """Keep the whole blocks among the first `num_tokens` tokens; the span says which of them are new."""
-        parent: object = ("root", request.params.cache_salt)
+        parent: object = ("root", request.kv_salt)
         segment: _Segment | None = None
         begin = 0
         for start, tokens in blocks(request, num_tokens):

@@ -23,10 +23,12 @@ class Request:
     are all the same subtraction. Tokens that are sampled but not read yet count as `num_pending_tokens` and
     have no id. `prompt_logprobs` are those known, from the prompt's second token on. `seed` is set for
     requests that gave none too, so that a preempted one goes on as it began. `matcher` is where the answer's
-    known tokens stand in the grammar that it must follow, if any. Times are `perf_counter`'s.
+    known tokens stand in the grammar that it must follow, if any. `adapter` counts those of the model from 1;
+    0 means none. Times are `perf_counter`'s.
     """
 
     __slots__ = (
+        "adapter",
         "arrival_step",
         "arrived_s",
         "finish_reason",
@@ -57,12 +59,14 @@ class Request:
         max_tokens: int,
         seed: int,
         matcher: Matcher | None = None,
+        adapter: int = 0,
     ) -> None:
         self.request_id = request_id
         self.params = params
         self.max_tokens = max_tokens
         self.seed = seed
         self.matcher = matcher
+        self.adapter = adapter
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
         self.prompt_logprobs: list[TokenLogprobs] = []
@@ -77,6 +81,11 @@ class Request:
         self.last_token_s = 0.0
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def kv_salt(self) -> tuple[str | None, int]:
+        """Only requests that have the same share KV of texts that begin alike."""
+        return self.params.cache_salt, self.adapter
 
     @property
     def num_tokens(self) -> int:

@@ -19,7 +19,7 @@ class Snapshot:
     """The state behind `token_ids`, a block of them or more."""
 
     snapshot_id: int
-    cache_salt: str | None
+    kv_salt: tuple[str | None, int]
     token_ids: tuple[int, ...]
     digests: tuple[int, ...]
     num_bytes: int
@@ -30,7 +30,7 @@ class Snapshot:
 
     def begins(self, request: Request) -> bool:
         """Compared in full: no text can be taken for another."""
-        return self.cache_salt == request.params.cache_salt and self.token_ids == tuple(
+        return self.kv_salt == request.kv_salt and self.token_ids == tuple(
             request.token_ids[: self.num_tokens]
         )
 
@@ -79,7 +79,7 @@ class SnapshotCache:
                 self._snapshots.move_to_end(snapshot.snapshot_id)
                 return None
         token_ids = tuple(request.token_ids[:num_tokens])
-        snapshot = Snapshot(next(self._ids), request.params.cache_salt, token_ids, digests, num_bytes)
+        snapshot = Snapshot(next(self._ids), request.kv_salt, token_ids, digests, num_bytes)
         snapshots.append(snapshot)
         self._snapshots[snapshot.snapshot_id] = snapshot
         self._num_begun_so.update(digests)

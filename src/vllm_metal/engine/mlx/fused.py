@@ -71,6 +71,7 @@ class StepShape(NamedTuple):
     groups: tuple[DecodeGroup, ...]
     openings: tuple[Opening, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    has_adapters: bool = False
 
     @property
     def parts(self) -> list[Part]:
@@ -85,12 +86,15 @@ class StepShape(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan:
-    """Of each token row [tokens]: its position, its slot in its pool, and the row that begins its chunk."""
+    """Of each token row [tokens]: its position, its slot in its pool, the row that begins its chunk, and its
+    adapter, unless no row has one.
+    """
 
     shape: StepShape
     positions: mx.array
     slots: mx.array
     starts: mx.array
+    adapters: mx.array | None = None
     _masks: dict[tuple[Part, int | None], mx.array] = field(default_factory=dict)
 
     def mask(self, part: Part, window: int | None) -> mx.array | str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.mlx import device, head, linear, sdpa
+from vllm_metal.engine.mlx import adapters, device, head, linear, sdpa
 from vllm_metal.engine.mlx.fused import LayerKV, StepPlan, StepShape
 from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
 from vllm_metal.engine.mlx.sampler import Sampler
@@ -48,6 +48,7 @@ class FusedRunner:
         self._layers = layers
         if mx.cuda.is_available():
             linear.flatten_rows(model)
+        self._adapters = adapters.of(model)
         self._selection = head.select_rows(model)
         self._arrays = SlotArrays(layers)
         self._previous: Step | None = None
@@ -142,9 +143,10 @@ class FusedRunner:
         token_ids, places, *selected = inputs
         plan = StepPlan(shape, *places)
         caches = [LayerKV(plan, arrays, layer) for layer in range(len(self._layers))]
-        if not selected:
-            logits: mx.array = self.model(token_ids[:, None], cache=caches)
-            return logits[:, 0]
-        with self._selection.only(selected[0]):
-            logits = self.model(token_ids[:, None], cache=caches)
+        with self._adapters.used_by(plan.adapters):
+            if not selected:
+                logits: mx.array = self.model(token_ids[:, None], cache=caches)
+                return logits[:, 0]
+            with self._selection.only(selected[0]):
+                logits = self.model(token_ids[:, None], cache=caches)
         return logits[:, 0] if self._selection.applied else logits[selected[0], 0]

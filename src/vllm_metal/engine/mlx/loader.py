@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from vllm_metal.hub.model_config import context_length, quantization_name
 with kept_open_files_limit():
     import mlx_lm.utils as mlx_lm_utils
 
-    from vllm_metal.engine.mlx import gguf_model, gguf_tokenizer, precision
+    from vllm_metal.engine.mlx import adapters, gguf_model, gguf_tokenizer, precision
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +48,19 @@ class LoadedModel:
 
 
 def load(
-    path: Path, *, dtype: str = "auto", tokenizer_path: Path | None = None, chat_template: str = ""
+    path: Path,
+    *,
+    dtype: str = "auto",
+    tokenizer_path: Path | None = None,
+    chat_template: str = "",
+    adapter_folders: Sequence[Path] = (),
 ) -> LoadedModel:
     """Load the model at `path`, a folder or a GGUF file.
 
     `dtype` is "auto" or one of `precision.DTYPES`. `tokenizer_path` is a folder whose tokenizer replaces the
-    model's own, `chat_template` a template that does or the path of one. Raises NotAModel where files are
-    missing or damaged, UnsupportedModel where this version cannot run them, ConfigError for a bad template.
+    model's own, `chat_template` a template that does or the path of one. Requests may use the adapters of
+    `adapter_folders`, counted from 1. Raises NotAModel where files are missing or damaged, UnsupportedModel
+    where this version cannot run them or an adapter does not fit, ConfigError for a bad template.
     """
     file = None
     requested_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
@@ -73,6 +79,9 @@ def load(
 
     tokenizer = load_tokenizer(path if file is None else file, eos_token_ids, tokenizer_path, chat_template)
     _fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
+    compute_dtype = precision.compute_dtype(model)
+    if adapter_folders:
+        adapters.install(model, adapter_folders, precision.DTYPES[compute_dtype])
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -80,9 +89,10 @@ def load(
         context_length=context_length(config),
         eos_token_ids=tokenizer.eos_token_ids,
         generation_defaults=_generation_defaults(generation_config),
-        weight_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters())),
+        weight_bytes=sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+        + adapters.of(model).num_bytes,
         quantization=quantization,
-        dtype=precision.compute_dtype(model),
+        dtype=compute_dtype,
     )
 
 

@@ -12,10 +12,11 @@ from vllm_metal.hub.store import FETCH_AGAIN, WEIGHTS
 def check_files(folder: Path) -> None:
     """Raise NotAModel for a truncated or damaged file."""
     for file in sorted(folder.glob(WEIGHTS)):
-        _check_file(file)
+        check_file(file)
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path) -> None:
+    """Raise NotAModel if it is truncated or damaged."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:

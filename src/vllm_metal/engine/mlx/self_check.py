@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec
-from vllm_metal.engine.mlx import device, kv_cache, twin
+from vllm_metal.engine.mlx import adapters, device, kv_cache, twin
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import SampledStep
@@ -57,13 +57,20 @@ def agrees(model: Any, mode: Mode, vocab_size: int) -> bool:
     totals = [sum(step[which] for step in _STEPS) for which in range(2)]
     texts = [[(7 * i + 3 + 5 * which) % vocab_size for i in range(n)] for which, n in enumerate(totals)]
     requests = [
-        Request(str(which), text[:length], SamplingParams(), max_tokens=len(text), seed=0)
+        Request(
+            str(which),
+            text[:length],
+            SamplingParams(),
+            max_tokens=len(text),
+            seed=0,
+            adapter=(which + 1) % (1 + adapters.of(model).num_adapters),
+        )
         for which, (text, length) in enumerate(zip(texts, _PROMPTS, strict=True))
     ]
     recorder = _Recorder()
     differences = []
     try:
-        expected = [model(mx.array([text]), cache=kv_cache.new_caches(model))[0] for text in texts]
+        expected = [_logits(model, text, request) for text, request in zip(texts, requests, strict=True)]
         runner = _runner(model, mode, recorder)
         if runner is None:
             return False
@@ -85,6 +92,13 @@ def agrees(model: Any, mode: Mode, vocab_size: int) -> bool:
     except Exception as exc:
         logger.debug("the check of %s mode raised", mode, exc_info=exc)
         return False
+
+
+def _logits(model: Any, text: list[int], request: Request) -> mx.array:
+    """[tokens, vocabulary] of `text` alone, with the adapter of `request`."""
+    with adapters.of(model).used_by_requests([request]):
+        logits: mx.array = model(mx.array([text]), cache=kv_cache.new_caches(model))
+    return logits[0]
 
 
 class _Recorder:

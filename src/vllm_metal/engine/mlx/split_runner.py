@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.mlx import device, kv_cache
+from vllm_metal.engine.mlx import adapters, device, kv_cache
 from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
 from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.step import Step
@@ -35,6 +35,7 @@ class SplitRunner:
         self.kv = kv
         self.sampler = sampler
         self.batched = batched
+        self._adapters = adapters.of(model)
         self._batch = kv_cache.DecodeBatch()
         self._caches: dict[Request, kv_cache.LayerCaches] = {}
         self._snapshots: dict[int, kv_cache.LayerCaches] = {}
@@ -100,7 +101,8 @@ class SplitRunner:
         """Logits [tokens, vocabulary]: where nobody looks at them, the projection is never computed."""
         start = request.num_computed_tokens
         token_ids = mx.array([request.token_ids[start : start + num_tokens]])
-        logits: mx.array = self.model(token_ids, cache=self._caches_of(request))
+        with self._adapters.used_by_requests([request]):
+            logits: mx.array = self.model(token_ids, cache=self._caches_of(request))
         return logits[0]
 
     def _decode(self, rows: list[Request]) -> tuple[mx.array, list[Request]]:
@@ -126,7 +128,8 @@ class SplitRunner:
         for request in rows:
             tokens.add(request, request.num_tokens - 1, 1)
         token_ids, _ = tokens.to_device()
-        logits: mx.array = self.model(token_ids[:, None], cache=caches)[:, -1]
+        with self._adapters.used_by_requests(rows):
+            logits: mx.array = self.model(token_ids[:, None], cache=caches)[:, -1]
         return logits
 
     def _caches_of(self, request: Request) -> kv_cache.LayerCaches:

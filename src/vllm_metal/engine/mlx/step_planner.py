@@ -37,7 +37,7 @@ class StepPlanner:
             for request in prompts
             if request.num_computed_tokens
         )
-        return StepShape(groups, openings, chunks)
+        return StepShape(groups, openings, chunks, tokens.have_adapters)
 
     def _groups(self, scheduled: dict[Request, int], tokens: StepTokens) -> Iterator[DecodeGroup]:
         """One for each pool in which someone decodes: a token row for each slot, in order."""

@@ -18,6 +18,7 @@ class StepTokens:
         self._positions: list[int] = []
         self._slots: list[int] = []
         self._starts: list[int] = []
+        self._adapters: list[int] = []
         #: The first row of each request.
         self.offsets: dict[Request, int] = {}
 
@@ -29,6 +30,7 @@ class StepTokens:
         self.offsets[request] = len(self)
         self._starts += num_tokens * [len(self)]
         self._slots += num_tokens * [slot]
+        self._adapters += num_tokens * [request.adapter]
         self._positions += range(start, start + num_tokens)
         known = request.token_ids[start : start + num_tokens]
         self._token_ids += known
@@ -39,6 +41,7 @@ class StepTokens:
     def add_idle(self, position: int, *, slot: int) -> None:
         """A row that nobody reads, which writes to this place."""
         self._starts.append(len(self))
+        self._adapters.append(0)
         self._slots.append(slot)
         self._positions.append(position)
         self._token_ids.append(0)
@@ -49,10 +52,19 @@ class StepTokens:
         self._positions += range(self._positions[-1] + 1, self._positions[-1] + 1 + num_rows)
         self._slots += num_rows * self._slots[-1:]
         self._starts += num_rows * self._starts[-1:]
+        self._adapters += num_rows * [0]
+
+    @property
+    def have_adapters(self) -> bool:
+        return any(self._adapters)
 
     def to_device(self) -> tuple[mx.array, mx.array]:
-        """Token ids [rows], and each row's position, slot and the row that begins its chunk [3, rows]."""
+        """Token ids [rows], and each row's position, slot, the row that begins its chunk and, if any has one,
+        its adapter [3 or 4, rows].
+        """
         columns = [self._token_ids, self._positions, self._slots, self._starts]
+        if self.have_adapters:
+            columns.append(self._adapters)
         # One array, since each costs a transfer.
         packed = mx.array(columns, mx.int32)
         token_ids = packed[0]
