@@ -17,6 +17,7 @@ MetalError                    exit 1: the user's to mend
 │   └── RateLimited           this client asks for more than it may
 ├── DeadlineExceeded          HTTP 408: the request's own time limit
 ├── EngineUnavailable         HTTP 503: loading, draining or failed
+├── InsufficientMemory        HTTP 507: a model larger than the memory it may take
 └── EngineError               exit 3, HTTP 500: ours
 """
 
@@ -125,6 +126,10 @@ class EngineUnavailable(MetalError):
     def __init__(self, message: str, *, hint: str | None = None, retry_after_s: int = 5) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class InsufficientMemory(MetalError):
+    pass
 
 
 class EngineError(MetalError):

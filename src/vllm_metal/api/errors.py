@@ -10,6 +10,7 @@ from vllm_metal.errors import (
     DeadlineExceeded,
     EngineBusy,
     EngineUnavailable,
+    InsufficientMemory,
     InvalidRequest,
     MetalError,
     ModelNotFound,
@@ -33,6 +34,7 @@ KINDS: dict[type[MetalError], ErrorKind] = {
     DeadlineExceeded: ErrorKind(408, "timeout_error", "deadline_exceeded"),
     EngineBusy: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),
     EngineUnavailable: ErrorKind(503, "server_error", "service_unavailable"),
+    InsufficientMemory: ErrorKind(507, "server_error", "insufficient_memory"),
     MetalError: ErrorKind(500, "server_error", "internal_error"),
 }
 

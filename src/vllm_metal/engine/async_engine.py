@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from vllm_metal.engine.core import EngineCore
+from vllm_metal.engine.memory_budget import ModelNeed
 from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput
 from vllm_metal.engine.request import Request
@@ -68,7 +69,8 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """What loading a model gives. `max_model_len` counts prompt and answer tokens together.
+    """What loading a model gives. `max_model_len` counts prompt and answer tokens together;
+    `most_model_len` is what it may grow to when there is more memory, if not the same.
 
     `sampling_defaults` are the model's own values for SamplingParams, where a request leaves them open, and
     `formats` are those of its answers.
@@ -81,6 +83,8 @@ class LoadedEngine:
     summary: ModelSummary | None = None
     formats: OutputFormats = field(default_factory=OutputFormats)
     grammars: Compiler | None = None
+    need: ModelNeed = field(default_factory=ModelNeed)
+    most_model_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,16 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SetKVBudget:
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     pass
 
 
-Message = AddRequest | AbortRequest | Stop
+Message = AddRequest | AbortRequest | SetKVBudget | Stop
 
 
 class RequestStream:
@@ -183,9 +192,22 @@ class RequestStream:
 
 
 class AsyncEngine:
-    """Create and use on the event loop. `load` runs on the engine thread, which owns all that it returns."""
+    """Create and use on the event loop. `load` runs on the engine thread, which owns all that it returns.
 
-    def __init__(self, load: Callable[[], LoadedEngine], *, max_queued: int, seed: int | None = None) -> None:
+    `name` is what its model is served as.
+    """
+
+    purpose = "generates text"
+
+    def __init__(
+        self,
+        load: Callable[[], LoadedEngine],
+        *,
+        max_queued: int,
+        seed: int | None = None,
+        name: str = "",
+    ) -> None:
+        self.name = name
         self._load = load
         self._max_queued = max_queued
         self._seed = seed
@@ -217,6 +239,8 @@ class AsyncEngine:
         self._tokenizer = loaded.tokenizer
         self.token_bytes = loaded.tokenizer.token_bytes
         self.max_model_len = loaded.max_model_len
+        self._most_model_len = max(loaded.max_model_len, loaded.most_model_len)
+        self.need = loaded.need
         self.sampling_defaults = loaded.sampling_defaults
         self.summary = loaded.summary
         self.formats = loaded.formats
@@ -356,6 +380,10 @@ class AsyncEngine:
             matcher=params.grammar.matcher() if params.grammar else None,
         )
 
+    def set_kv_budget(self, num_bytes: int) -> None:
+        """How much KV may take from now on. With less, prompts that come later may have to be shorter."""
+        self._inbox.put(SetKVBudget(num_bytes))
+
     async def stop(self) -> None:
         """Abort what runs, free the model on the engine thread and join it."""
         self._stopping = True
@@ -430,6 +458,9 @@ class AsyncEngine:
             if stream is not None:
                 stream.put(output)
 
+    def _set_max_model_len(self, num_tokens: int, stats: EngineStats) -> None:
+        self.max_model_len, self.stats = num_tokens, stats
+
     def _fail(self, reason: str) -> None:
         """End every stream with `reason`, and take no more requests."""
         self.failure = reason
@@ -469,9 +500,9 @@ class AsyncEngine:
 
     def _receive(self, core: EngineCore) -> bool:
         """Apply all messages, waiting for one if there is nothing else to do; false on Stop."""
-        if not core.has_work() and self._inbox.empty():
-            core.rest()
         while True:
+            if not core.has_work() and self._inbox.empty():
+                core.rest()
             try:
                 message = self._inbox.get(block=not core.has_work())
             except Empty:
@@ -483,6 +514,10 @@ class AsyncEngine:
                         self._reporting.add(request.request_id)
                 case AbortRequest(request_id):
                     core.abort_request(request_id)
+                case SetKVBudget(num_bytes):
+                    core.set_kv_budget(num_bytes)
+                    num_tokens = core.scheduler.kv.max_num_tokens(self._most_model_len)
+                    self._call(self._set_max_model_len, num_tokens, core.stats())
                 case Stop():
                     return False
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from vllm_metal.engine.device_turns import DeviceTurns, Turn
 from vllm_metal.engine.measurements import Measurements
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import EngineStats, FinishReason, Progress, RequestOutput, TokenLogprobs
@@ -73,7 +74,8 @@ class _Flight:
 class EngineCore:
     """With `overlap` each step is launched before the tokens of the one before are read, so that the device
     computes while text is made; without, it is the plain loop that the other must agree with. Where a
-    grammar needs those tokens, only the sampling waits for them.
+    grammar needs those tokens, only the sampling waits for them. When other engines want the device it goes
+    on as the plain loop, a step a turn.
     """
 
     def __init__(
@@ -83,11 +85,14 @@ class EngineCore:
         output_processor: OutputProcessor,
         *,
         overlap: bool = False,
+        turn: Turn | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.output_processor = output_processor
         self.overlap = overlap
+        self._turn = turn or DeviceTurns().join()
+        self._kv_budget_bytes = scheduler.kv.budget_bytes
         self._measurements = Measurements()
         self._requests: dict[str, Request] = {}
         self._in_flight: _Flight | None = None
@@ -101,6 +106,7 @@ class EngineCore:
         self.output_processor.add(request)
         self._requests[request.request_id] = request
         self.scheduler.add(request)
+        self._stretch_kv_budget()
 
     def abort_request(self, request_id: str) -> None:
         """End a request whose client has gone; unknown and finished ones are ignored."""
@@ -121,9 +127,18 @@ class EngineCore:
             if request.num_output_tokens == 0
         ]
 
+    def set_kv_budget(self, num_bytes: int) -> None:
+        """How much KV may take from now on. What is held comes to no grief: the longest request fits."""
+        self._kv_budget_bytes = num_bytes
+        self._stretch_kv_budget()
+        if not self.has_work():
+            with self._turn:
+                self.runner.launch(SchedulerOutput())  # drops what is no longer kept
+
     def rest(self) -> None:
         """To be called when there is no work."""
         self.runner.rest()
+        self._turn.give()
 
     def has_work(self) -> bool:
         return self._in_flight is not None or self.scheduler.has_work()
@@ -133,10 +148,9 @@ class EngineCore:
 
         When a step fails, its requests are computed again. Raises if one fails again before it got a token.
         """
+        self._turn.take()
         try:
-            launched = self._launch()
-            flight, self._in_flight = (self._in_flight, launched) if self.overlap else (launched, None)
-            computed = self._read(flight) if flight else ModelRunnerOutput()
+            computed = self._compute()
         except Exception:
             self._recover()
             return []
@@ -153,6 +167,8 @@ class EngineCore:
                 self._sample(self._in_flight)
             except Exception:
                 self._recover()
+        if self._in_flight is None and self._turn.wanted:
+            self._turn.give()
         return [output for output in outputs if output is not None]
 
     def stats(self) -> EngineStats:
@@ -175,6 +191,17 @@ class EngineCore:
     def close(self) -> None:
         self._in_flight = None
         self.runner.close()
+        self._turn.leave()
+
+    def _compute(self) -> ModelRunnerOutput:
+        """Launch a step and read one: the one before, if the device is ours alone."""
+        is_alone = self.overlap and not self._turn.wanted
+        flight, self._in_flight = self._in_flight, None
+        if is_alone:
+            self._in_flight = self._launch()
+        elif flight is None:
+            flight = self._launch()
+        return self._read(flight) if flight else ModelRunnerOutput()
 
     def _launch(self) -> _Flight | None:
         scheduled = self.scheduler.schedule()
@@ -217,6 +244,7 @@ class EngineCore:
         duration_s = now_s - max(flight.launched_at_s, self._read_at_s)
         scheduled = flight.scheduled
         self.scheduler.pace.observe(scheduled.num_decodes, scheduled.num_prefill_tokens, duration_s)
+        self._turn.stepped(duration_s)
         self._measurements.stepped(sum(scheduled.num_scheduled_tokens.values()), duration_s)
         self._read_at_s = now_s
         self._num_steps += 1
@@ -259,3 +287,14 @@ class EngineCore:
         self.output_processor.remove(request)
         self._recomputing.discard(request)
         del self._requests[request.request_id]
+        self._stretch_kv_budget()
+
+    def _stretch_kv_budget(self) -> None:
+        """What KV may take, or as much as the longest request that is held needs by itself."""
+        kv = self.scheduler.kv
+        longest = max(
+            (each.num_prompt_tokens + each.max_tokens for each in self._requests.values()), default=0
+        )
+        wanted_bytes = max(self._kv_budget_bytes, kv.num_bytes(longest) if longest else 0)
+        if wanted_bytes != kv.budget_bytes:
+            kv.set_budget(wanted_bytes)

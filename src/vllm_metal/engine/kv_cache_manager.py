@@ -64,6 +64,14 @@ class KVCacheManager(Protocol):
     def max_num_tokens(self, limit: int) -> int:
         """The longest request, up to `limit` tokens, that fits when it is alone."""
 
+    def num_bytes(self, num_tokens: int) -> int:
+        """The least budget that a request of so many tokens fits in."""
+
+    def set_budget(self, num_bytes: int) -> None:
+        """Grow and keep no further than `num_bytes`; what requests hold by then stays theirs, and the budget
+        is as much. Kept prefixes go first.
+        """
+
     def restore(self, request: Request) -> int:
         """Give a newcomer, just allocated, the KV that is kept of its beginning; returns how many tokens."""
 

@@ -115,6 +115,13 @@ class RectangularKVCacheManager:
                 high = middle - 1
         return low
 
+    def num_bytes(self, num_tokens: int) -> int:
+        return self.spec.num_bytes(num_tokens)
+
+    def set_budget(self, num_bytes: int) -> None:
+        self.budget_bytes = max(num_bytes, self.used_bytes)
+        self._shrink_snapshots(self._most_free_bytes)
+
     def expect(self, request: Request) -> None:
         if not request.params.reads_prefix_cache:
             return
@@ -176,16 +183,19 @@ class RectangularKVCacheManager:
         snapshot_id = self.snapshots.add(request, num_tokens, self.spec.exact_bytes(num_tokens))
         if snapshot_id is not None:
             self._changes.append(Store(snapshot_id, request))
-            self._shrink_snapshots(min(self._most_bytes, self.budget_bytes - self.used_bytes))
+            self._shrink_snapshots(self._most_free_bytes)
 
     def _fits(self, num_tokens: int) -> bool:
         """Whether a snapshot of so many tokens may be kept, were it the only one."""
-        most = min(self._most_bytes, self.budget_bytes - self.used_bytes)
-        return self.spec.exact_bytes(num_tokens) <= most
+        return self.spec.exact_bytes(num_tokens) <= self._most_free_bytes
 
     @property
     def _most_bytes(self) -> int:
         return int(PREFIX_SHARE * self.budget_bytes)
+
+    @property
+    def _most_free_bytes(self) -> int:
+        return min(self._most_bytes, self.budget_bytes - self.used_bytes)
 
     def _total_bytes(self, positions: range) -> int:
         return sum(map(self.spec.exact_bytes, positions))

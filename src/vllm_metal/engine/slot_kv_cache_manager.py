@@ -180,8 +180,7 @@ class SlotKVCacheManager:
         span = self.prefixes.store(request, num_tokens)
         if span is not None:
             self._changes.append(Store(span.segment_id, self._slots[request], span.start, span.num_tokens))
-            most_bytes = int(PREFIX_SHARE * self.budget_bytes)
-            self._shrink_prefixes(min(most_bytes, self.budget_bytes - self.used_bytes))
+            self._shrink_prefixes(self._most_prefix_bytes)
 
     def is_worth_waiting(self, request: Request) -> bool:
         """Whether waiting for the other one's whole prompt is less work than computing the same again."""
@@ -208,6 +207,17 @@ class SlotKVCacheManager:
             if capacity * self.spec.bytes_per_token <= self.budget_bytes
         ]
         return min(limit, fitting[-1]) if fitting else 0
+
+    def num_bytes(self, num_tokens: int) -> int:
+        index = min(bisect_left(self._capacities, num_tokens), len(self._capacities) - 1)
+        return self._capacities[index] * self.spec.bytes_per_token
+
+    def set_budget(self, num_bytes: int) -> None:
+        if num_bytes < self.used_bytes:
+            for pool in self.pools.values():
+                self._resize(pool, len(pool.requests))
+        self.budget_bytes = max(num_bytes, self.used_bytes)
+        self._shrink_prefixes(self._most_prefix_bytes)
 
     def _pool_with_room(self, request: Request) -> SlotPool | None:
         """A pool with a free slot, made if it must be: one with headroom if that fits."""
@@ -264,6 +274,10 @@ class SlotKVCacheManager:
             pool.rows[row], pool.rows[last_row] = last, None
             self._slots[last] = Slot(pool.capacity, row)
             self._changes.append(Move(Slot(pool.capacity, last_row), Slot(pool.capacity, row)))
+
+    @property
+    def _most_prefix_bytes(self) -> int:
+        return min(int(PREFIX_SHARE * self.budget_bytes), self.budget_bytes - self.used_bytes)
 
     def _shrink_prefixes(self, num_bytes: int) -> None:
         self.prefixes.shrink(num_bytes)

@@ -10,7 +10,14 @@ from aiohttp import web
 
 from vllm_metal.api import errors
 from vllm_metal.api.decoding import RequestT, decode
-from vllm_metal.errors import DeadlineExceeded, EngineBusy, EngineUnavailable, InvalidRequest, MetalError
+from vllm_metal.errors import (
+    DeadlineExceeded,
+    EngineBusy,
+    EngineUnavailable,
+    InsufficientMemory,
+    InvalidRequest,
+    MetalError,
+)
 
 #: How long a body may take to arrive. Without end it could hold a connection for ever: aiohttp does not tell
 #: a handler that the rest of a body is malformed.
@@ -51,7 +58,7 @@ def error_reply(exc: MetalError) -> web.Response:
     headers = {}
     if isinstance(exc, EngineBusy | EngineUnavailable):
         headers["Retry-After"] = str(exc.retry_after_s)
-    elif isinstance(exc, DeadlineExceeded):
-        # OpenAI's clients would try a 408 again, which would take as long again.
+    elif isinstance(exc, DeadlineExceeded | InsufficientMemory):
+        # OpenAI's clients would try it again: a 408 takes as long again, a 507 stays one.
         headers["x-should-retry"] = "false"
     return reply(errors.body(exc), status=errors.kind(exc).status, headers=headers)

@@ -12,7 +12,9 @@ import mlx.core as mx
 from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import LoadedEngine
 from vllm_metal.engine.core import EngineCore, ModelRunner
+from vllm_metal.engine.device_turns import DeviceTurns, Turn
 from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager
+from vllm_metal.engine.memory_budget import USEFUL_TOKENS, ModelNeed
 from vllm_metal.engine.mlx import blas, device, kv_cache, loader
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
@@ -25,7 +27,7 @@ from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheMan
 from vllm_metal.engine.scheduler import Scheduler
 from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
-from vllm_metal.errors import ModelError
+from vllm_metal.errors import InsufficientMemory, ModelError
 from vllm_metal.hub import usage
 from vllm_metal.structure.compiler import Compiler
 
@@ -40,9 +42,16 @@ _CPU_LEAST_CHUNK = 16
 _GPU_LEAST_CHUNK = 256
 
 
-def build(path: Path, config: Config) -> LoadedEngine:
-    """Load the model at `path` and everything around it. Raises ModelError if it cannot be run here."""
+def build(
+    path: Path, config: Config, *, room_bytes: int | None = None, turns: DeviceTurns | None = None
+) -> LoadedEngine:
+    """Load the model at `path` and everything around it.
+
+    It may take `room_bytes` in all, None meaning what the configuration allows one that is alone, and steps
+    by `turns`. Raises ModelError if it cannot be run here, InsufficientMemory if there is too little room.
+    """
     started = time.monotonic()
+    turn = (turns or DeviceTurns()).join()
     engine = config.engine
     device.select(engine.device)
     device.prepare()
@@ -68,9 +77,11 @@ def build(path: Path, config: Config) -> LoadedEngine:
             _CPU_BATCHED_TOKENS if device.is_cpu() else _GPU_BATCHED_TOKENS
         )
         mode = choose_mode(loaded.model, loaded.config, loaded.tokenizer.vocab_size)
-        step_bytes = _step_bytes(loaded.model, max_num_batched_tokens)
-        budget_bytes = int(engine.gpu_memory_utilization * device.memory_bytes()) - mx.get_active_memory()
-        runner, kv = _runner(loaded, mode, budget_bytes - step_bytes, config)
+        step_bytes = _step_bytes(loaded.model, max_num_batched_tokens, turn)
+        if room_bytes is None:
+            room_bytes = int(engine.gpu_memory_utilization * device.memory_bytes())
+        runner, kv = _runner(loaded, mode, room_bytes - loaded.weight_bytes - step_bytes, config)
+        most_model_len = engine.max_model_len or loaded.context_length
         max_model_len = _max_model_len(kv, loaded.context_length, config)
         scheduler = Scheduler(
             kv,
@@ -79,6 +90,7 @@ def build(path: Path, config: Config) -> LoadedEngine:
             pace=StepPace(engine.max_step_stretch, _CPU_LEAST_CHUNK if device.is_cpu() else _GPU_LEAST_CHUNK),
         )
     except BaseException:
+        turn.leave()
         device.leave_thread()
         raise
     usage.record(path)
@@ -106,9 +118,24 @@ def build(path: Path, config: Config) -> LoadedEngine:
     processor = OutputProcessor(loaded.tokenizer.detokenizer, loaded.eos_token_ids)
     # On the CPU, launching a step waits for most of it: one ahead would hold every token back for a step, and
     # gains nothing once the BLAS has a thread for each core.
-    core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu())
-    sampling_defaults = loaded.generation_defaults | config.models.sampling_defaults
-    return LoadedEngine(core, loaded.tokenizer, max_model_len, sampling_defaults, summary, formats, grammars)
+    core = EngineCore(scheduler, runner, processor, overlap=not device.is_cpu(), turn=turn)
+    return LoadedEngine(
+        core,
+        loaded.tokenizer,
+        max_model_len,
+        loaded.generation_defaults | config.models.sampling_defaults,
+        summary,
+        formats,
+        grammars,
+        ModelNeed(
+            weight_bytes=loaded.weight_bytes,
+            step_bytes=step_bytes,
+            least_kv_bytes=kv.num_bytes(min(KV_STEP, most_model_len)),
+            useful_kv_bytes=kv.num_bytes(min(USEFUL_TOKENS, most_model_len)),
+            full_kv_bytes=kv.num_bytes(most_model_len),
+        ),
+        most_model_len,
+    )
 
 
 def _runner(
@@ -131,15 +158,19 @@ def _runner(
     return FusedRunner(model, layers, slots, sampler, static=not device.is_cpu()), slots
 
 
-def _step_bytes(model: Any, num_tokens: int) -> int:
-    """Peak memory of the largest prefill chunk beyond weights and KV; running it also warms the device up."""
-    mx.synchronize()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    caches = kv_cache.new_caches(model)
-    model(mx.zeros((1, num_tokens), mx.int32), cache=caches)
-    mx.eval([cache.state for cache in caches])
-    return int(mx.get_peak_memory() - before)
+def _step_bytes(model: Any, num_tokens: int, turn: Turn) -> int:
+    """Peak memory of the largest prefill chunk beyond weights and KV; running it also warms the device up.
+
+    Others that load meanwhile may add to it, never those that step.
+    """
+    with turn:
+        mx.synchronize()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        caches = kv_cache.new_caches(model)
+        model(mx.zeros((1, num_tokens), mx.int32), cache=caches)
+        mx.eval([cache.state for cache in caches])
+        return int(mx.get_peak_memory() - before)
 
 
 def _max_model_len(kv: KVCacheManager, context_length: int, config: Config) -> int:
@@ -152,9 +183,9 @@ def _max_model_len(kv: KVCacheManager, context_length: int, config: Config) -> i
         )
     fits = kv.max_num_tokens(wanted)
     if fits < min(wanted, KV_STEP):
-        raise ModelError(
+        raise InsufficientMemory(
             f"the model leaves no memory for requests: {device.memory_bytes() / 1e9:.1f} GB are usable and "
-            f"gpu_memory_utilization is {config.engine.gpu_memory_utilization}",
+            f"`engine.gpu_memory_utilization` is {config.engine.gpu_memory_utilization:g}",
             hint="raise `engine.gpu_memory_utilization`, or use a smaller or more quantized model",
         )
     if fits < wanted:

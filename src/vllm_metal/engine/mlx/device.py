@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import mlx.core as mx
 import psutil
 
@@ -18,13 +20,23 @@ def select(name: str) -> None:
         mx.set_default_device(mx.gpu if name == "gpu" else mx.cpu)
 
 
+def memory_of(name: str) -> int:
+    """What `memory_bytes` will tell on a thread that has selected `name`."""
+    on_cpu = name == "cpu" or not mx.is_available(mx.gpu)
+    return _memory_bytes(on_cpu=on_cpu)
+
+
 def is_cpu() -> bool:
     return bool(mx.default_device() == mx.cpu)
 
 
 def memory_bytes() -> int:
     """What MLX may use in all: Metal's recommended working set, a GPU's memory, what a host has to spare."""
-    info = {} if is_cpu() else mx.device_info()
+    return _memory_bytes(on_cpu=is_cpu())
+
+
+def _memory_bytes(*, on_cpu: bool) -> int:
+    info = {} if on_cpu else mx.device_info()
     for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
         if size := info.get(key):
             return int(size)
@@ -41,6 +53,7 @@ def prepare() -> None:
 
 def leave_thread() -> None:
     """End this thread's use of MLX, its arrays being dropped: one that keeps streams aborts at its end."""
+    gc.collect()  # of what held them, too
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()
