@@ -227,6 +227,18 @@ def test_flags(file: Path) -> None:
     assert loaded.origins["server.host"].layer == "default"
 
 
+def test_adapters(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = "[models]\ndefault = 'o/x'\nadapters = { a = '~/a' }\n[models.'o/y'.adapters]\nb = '/b'"
+    loaded = load(file, text)
+    assert loaded.models.adapters == {"a": "/home/me/a"}
+    assert loaded.for_model("o/y").models.adapters == {"b": "/b"}
+    assert loaded.for_model("o/z").models.adapters == {}
+    assert load(file, text, METAL_MODELS_ADAPTERS="c=/c").models.adapters == {"c": "/c"}
+    flags = {"models.adapters": ["d=/d=d,d", "e=~/e"]}
+    assert load(file, text, flags=flags).models.adapters == {"d": "/d=d,d", "e": "/home/me/e"}
+
+
 def test_tilde_is_filled_in_paths_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     template = "{{ a }}//{{ b }}"
@@ -335,6 +347,7 @@ def test_a_named_file_must_exist(file: Path, by_variable: bool) -> None:
         ("models = { x = { ttl = -1 } }", "1", "`models.x.ttl` must be", "`models.x.ttl`: "),
         ("[models]\n[models.Qwen2.5]\nttl = 1", "2", "`models.Qwen2.5`", "a dot in it needs quotes"),
         ("[models.alias]\nfast = 'o/x'", "2", "`models.alias.fast`", "did you mean `[models.aliases]`?"),
+        ("[models.adapter]\na = '/a'", "2", "`models.adapter.a`", "did you mean `[models.adapters]`?"),
         ('[models." "]\nttl = 1', "2", '`models." ".ttl`', "name the model, as in"),
         ("[models.dir]\nttl = 1", "1", "`models.dir` must be a string, got a table", "`models.dir`: "),
         ('[server."o/x"]\nttl = 1', "1", '`server."o/x"` is not', "`metal config show`"),
@@ -366,6 +379,10 @@ def test_drain_timeout_error_names_the_ceiling(file: Path) -> None:
         ({"flags": {"server.port": 70000}}, "`--port` must be a whole number from 0 to 65535, got 70000"),
         ({"flags": {"engine.max_num_seqs": 0}}, "`--max-num-seqs` must be"),
         ({"flags": {"models.default": ""}}, "`MODEL` must be a non-empty string"),
+        (
+            {"flags": {"models.adapters": ["a=/a", "/b"]}},
+            '`--lora-modules` must be like `name=path`, got "/b"',
+        ),
     ],
 )
 def test_flag_and_environment_errors(file: Path, arguments: dict[str, object], message: str) -> None:

@@ -171,6 +171,14 @@ class ModelsConfig:
         scope="default model",
         required=True,
     )
+    adapters: Mapping[str, str] = setting(
+        {},
+        "LoRA adapters of the model, each a folder, served by names of their own",
+        scope="default model",
+        kind=dict,
+        is_path=True,
+        flag="--lora-modules",
+    )
     preload: bool = setting(
         True, "Whether the model is loaded at start, not by its first request", scope="default model"
     )
@@ -457,8 +465,8 @@ def _of_model(each: Setting, model: str) -> Setting:
 def _model_hint(model: str, name: str) -> str:
     if not model.strip():
         return 'name the model, as in `[models."org/name"]`'
-    if _near(model, ["aliases"]):
-        return "did you mean `[models.aliases]`?"
+    if near := _near(model, ["aliases", "adapters"]):
+        return f"did you mean `[models.{near[0]}]`?"
     if near := _near(name, MODEL_SETTINGS):
         return f"did you mean `{dotted(('models', model, near[0]))}`?"
     return f"a model's section may set {', '.join(MODEL_SETTINGS)}; a name with a dot in it needs quotes"
@@ -491,4 +499,18 @@ def _from_flags(flags: Mapping[str, object]) -> _Layer:
         if value is not None:
             each = SETTINGS[key]
             kind = "flag" if each.option.startswith("--") else "argument"
-            yield each, each.check(value, f"`{each.option}`"), Origin("flag", f"{kind} {each.option}")
+            subject = f"`{each.option}`"
+            if each.kind is dict:
+                value = _table(value, subject)
+            yield each, each.check(value, subject), Origin("flag", f"{kind} {each.option}")
+
+
+def _table(items: Any, subject: str) -> dict[str, str]:
+    """Of `items`, each like "name=value"."""
+    table = {}
+    for item in items:
+        name, _, value = item.partition("=")
+        if not name or not value:
+            raise ConfigError(f"{subject} must be like `name=path`, got {shown(item)}")
+        table[name] = value
+    return table

@@ -139,8 +139,12 @@ class Setting:
         return (not self.choices or value in self.choices) and bool(value or not self.required)
 
     def resolve(self, value: object) -> object:
-        """The value with the `~` of a path filled in."""
-        return paths.expand_home(value) if self.is_path and isinstance(value, str) else value
+        """The value with the `~` of a path, or of each path of a table, filled in."""
+        if not self.is_path:
+            return value
+        if isinstance(value, dict):
+            return {name: paths.expand_home(path) for name, path in value.items()}
+        return paths.expand_home(value) if isinstance(value, str) else value
 
     def public(self, value: object) -> object:
         """The value as it may be shown."""

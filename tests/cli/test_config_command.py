@@ -201,6 +201,7 @@ INPUTS = {
     **{key: numbers(each) for key, each in config.SETTINGS.items() if each.kind in (int, float)},
     **{key: st.booleans() for key, each in config.SETTINGS.items() if each.kind is bool},
     "models.aliases": st.from_regex(r"[\w.]+=[\w/.]+(, ?[\w.]+=[\w/.]+)?", fullmatch=True),
+    "models.adapters": st.from_regex(r"[\w.]+=~?[\w/.]+", fullmatch=True),
     "engine.device": st.sampled_from(config.SETTINGS["engine.device"].choices),
     "engine.dtype": st.sampled_from(config.SETTINGS["engine.dtype"].choices),
     "log.level": st.sampled_from(config.SETTINGS["log.level"].choices),

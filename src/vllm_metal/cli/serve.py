@@ -25,8 +25,12 @@ _CLOSING_S = 2.0
 def _option(key: str) -> OptionInfo:
     """The option of a setting: what the setting says of itself."""
     setting = SETTINGS[key]
-    many = "; may be repeated" if setting.kind is tuple else ""
-    option: OptionInfo = typer.Option(help=f"{setting.doc}{many}.", rich_help_panel=setting.section.title())
+    many = "; may be repeated" if setting.kind in (tuple, dict) else ""
+    option: OptionInfo = typer.Option(
+        help=f"{setting.doc}{many}.",
+        metavar="NAME=PATH" if setting.kind is dict else None,
+        rich_help_panel=setting.section.title(),
+    )
     return option
 
 
@@ -62,6 +66,7 @@ def serve(
             "--enable-auto-tool-choice", help="Nothing: vLLM asks for it, and here it is always on."
         ),
     ] = False,
+    lora_modules: Annotated[list[str] | None, _option("models.adapters")] = None,
     dtype: Annotated[str | None, _option("engine.dtype")] = None,
     device: Annotated[str | None, _option("engine.device")] = None,
     max_model_len: Annotated[int | None, _option("engine.max_model_len")] = None,
