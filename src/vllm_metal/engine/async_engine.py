@@ -72,8 +72,8 @@ class LoadedEngine:
     """What loading a model gives. `max_model_len` counts prompt and answer tokens together;
     `most_model_len` is what it may grow to when there is more memory, if not the same.
 
-    `sampling_defaults` are the model's own values for SamplingParams, where a request leaves them open, and
-    `formats` are those of its answers.
+    `sampling_defaults` are the model's own values for SamplingParams, where a request leaves them open,
+    `formats` are those of its answers, and `adapters` the names of its LoRA adapters, in order.
     """
 
     core: EngineCore
@@ -85,6 +85,7 @@ class LoadedEngine:
     grammars: Compiler | None = None
     need: ModelNeed = field(default_factory=ModelNeed)
     most_model_len: int = 0
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,7 @@ class AsyncEngine:
         self.sampling_defaults = loaded.sampling_defaults
         self.summary = loaded.summary
         self.formats = loaded.formats
+        self._adapters = {name: adapter for adapter, name in enumerate(loaded.adapters, 1)}
         self._grammars = loaded.grammars
         self._idle_since_s = self._loop.time()
 
@@ -347,10 +349,16 @@ class AsyncEngine:
             raise EngineBusy(f"the queue is full: no more than {self._max_queued} may run or wait at once")
 
     def add_requests(
-        self, requests: Sequence[NewRequest], *, deadline: float | None = None, reports_progress: bool = False
+        self,
+        requests: Sequence[NewRequest],
+        *,
+        model: str | None = None,
+        deadline: float | None = None,
+        reports_progress: bool = False,
     ) -> RequestStream:
-        """Hand requests to the engine, all or none. At `deadline`, in the loop's time, they are given up.
-        Those that report their progress have outputs before their first token too.
+        """Hand requests to the engine, all or none. One that `model` names among its LoRA adapters answers, or
+        the model without any. At `deadline`, in the loop's time, the requests are given up. Those that report
+        their progress have outputs before their first token too.
 
         Raises InvalidRequest or PromptTooLong for one that can never run, and as `check_room` does.
         """
@@ -359,16 +367,17 @@ class AsyncEngine:
             self._check_prompt(request.prompt_token_ids, request.prompt_param)
             self._check_token_ids("allowed_token_ids", request.params.allowed_token_ids or ())
             self._check_token_ids("logit_bias", [token_id for token_id, _ in request.params.logit_bias])
+        adapter = self._adapters.get(model or "", 0)
         stream = RequestStream(requests, self._close_stream)
         if deadline is not None:
             stream.expire_at(deadline)
         self.idle.clear()
         for request in requests:
             self._streams[request.request_id] = stream
-            self._inbox.put(AddRequest(self._begin(request), reports_progress))
+            self._inbox.put(AddRequest(self._begin(request, adapter), reports_progress))
         return stream
 
-    def _begin(self, request: NewRequest) -> Request:
+    def _begin(self, request: NewRequest, adapter: int) -> Request:
         params = request.params
         left = self.max_model_len - len(request.prompt_token_ids)
         return Request(
@@ -378,6 +387,7 @@ class AsyncEngine:
             max_tokens=left if params.max_tokens is None else min(params.max_tokens, left),
             seed=params.seed if params.seed is not None else self._next_seed(),
             matcher=params.grammar.matcher() if params.grammar else None,
+            adapter=adapter,
         )
 
     def set_kv_budget(self, num_bytes: int) -> None:

@@ -115,7 +115,9 @@ def begin(
 ) -> RequestStream:
     """Raises as `AsyncEngine.add_requests` does."""
     reports_progress = body.stream and bool(body.stream_options.include_progress)
-    return engine.add_requests(requests, deadline=deadline, reports_progress=reports_progress)
+    return engine.add_requests(
+        requests, model=body.model, deadline=deadline, reports_progress=reports_progress
+    )
 
 
 async def respond(

@@ -15,7 +15,7 @@ from vllm_metal.engine.core import EngineCore, ModelRunner
 from vllm_metal.engine.device_turns import DeviceTurns, Turn
 from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager
 from vllm_metal.engine.memory_budget import USEFUL_TOKENS, ModelNeed
-from vllm_metal.engine.mlx import blas, device, kv_cache, loader
+from vllm_metal.engine.mlx import adapters, blas, device, kv_cache, loader
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import Sampler
@@ -63,6 +63,7 @@ def build(
             dtype=engine.dtype,
             tokenizer_path=Path(config.models.tokenizer) if config.models.tokenizer else None,
             chat_template=config.models.chat_template,
+            adapter_folders=[Path(folder) for folder in config.models.adapters.values()],
         )
         formats = loaded.tokenizer.output_formats(
             tools=config.models.tool_call_parser, reasoning=config.models.reasoning_parser
@@ -135,6 +136,7 @@ def build(
             full_kv_bytes=kv.num_bytes(most_model_len),
         ),
         most_model_len,
+        adapters=tuple(config.models.adapters),
     )
 
 
@@ -163,7 +165,8 @@ def _step_bytes(model: Any, num_tokens: int, turn: Turn) -> int:
 
     Others that load meanwhile may add to it, never those that step.
     """
-    with turn:
+    own = adapters.of(model)
+    with turn, own.used_by(mx.array([1]) if own.num_adapters else None):
         mx.synchronize()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
