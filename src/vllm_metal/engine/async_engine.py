@@ -356,8 +356,8 @@ class AsyncEngine:
         deadline: float | None = None,
         reports_progress: bool = False,
     ) -> RequestStream:
-        """Hand requests to the engine, all or none. One that `model` names among its LoRA adapters answers, or
-        the model without any. At `deadline`, in the loop's time, the requests are given up. Those that report
+        """Hand requests to the engine, all or none. Its LoRA adapter named `model` answers, or else the model
+        without any. At `deadline`, in the loop's time, the requests are given up. Those that report
         their progress have outputs before their first token too.
 
         Raises InvalidRequest or PromptTooLong for one that can never run, and as `check_room` does.
