@@ -121,6 +121,31 @@ def refuses(
     return replies({"error": error}, status, **headers)
 
 
+class Meanwhile:
+    """Each time that it is asked for its status, the server tells the next of `stages`: its models then."""
+
+    def __init__(self, script: Script, *stages: list[dict[str, Any]]) -> None:
+        self._seen = threading.Event()
+        statuses = [replies({"uptime_s": 1, "models": models}) for models in stages]
+        script.on("/admin/status", *statuses, self._last(statuses[-1]))
+
+    def _last(self, answer: Answer) -> Answer:
+        def last(handler: Handler) -> None:
+            answer(handler)
+            self._seen.set()
+
+        return last
+
+    def then(self, answer: Answer) -> Answer:
+        """`answer`, once all of them have been told, and the last one twice."""
+
+        def later(handler: Handler) -> None:
+            assert self._seen.wait(DEADLINE_S)
+            answer(handler)
+
+        return later
+
+
 def streams_raw(*chunks: bytes, complete: bool = True) -> Answer:
     def answer(handler: Handler) -> None:
         handler.begin_events()

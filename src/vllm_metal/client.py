@@ -108,6 +108,14 @@ class Client:
             raise EngineError(f"what answers at {self.url} is not vllm-metal, or another version of it")
         return status
 
+    def load(self, model: str, *, keep_alive: float | str | None = None) -> dict[str, Any]:
+        """Have `model` in memory; its status once it is. `keep_alive` is how long it may be idle."""
+        return self._post("/admin/models/load", {"model": model, "keep_alive": keep_alive})
+
+    def unload(self, model: str) -> dict[str, Any]:
+        """Have `model` out of memory, after its requests have ended; its status then."""
+        return self._post("/admin/models/unload", {"model": model})
+
     def model_folders(self) -> list[dict[str, Any]]:
         """The folders that models come from, and whether the server itself may read them."""
         return list(self._get("/admin/model-folders").get("folders", ()))
@@ -119,6 +127,11 @@ class Client:
 
     def _get(self, path: str) -> dict[str, Any]:
         with self._exchange("GET", path, timeout_s=REPLY_TIMEOUT_S) as response:
+            return self._object(response.read().decode(errors="replace") or "{}")
+
+    def _post(self, path: str, body: object) -> dict[str, Any]:
+        # No limit on the wait: a model may have to be downloaded.
+        with self._exchange("POST", path, body, timeout_s=None) as response:
             return self._object(response.read().decode(errors="replace") or "{}")
 
     @contextmanager

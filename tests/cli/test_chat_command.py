@@ -15,7 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from scripted_server import DEADLINE_S, Script, chunk, event, refuses, replies, serving, streams, streams_raw
+from scripted_server import (
+    DEADLINE_S,
+    Meanwhile,
+    Script,
+    chunk,
+    event,
+    refuses,
+    replies,
+    serving,
+    streams,
+    streams_raw,
+)
 from terminal import Terminal, on_terminal
 
 RUN = "from vllm_metal.cli.main import main; main()"
@@ -75,6 +86,25 @@ def test_one_question(server: Script, chat: Chat, arguments: list[str], stdin: b
     done = chat("--url", server.url, *arguments, stdin=stdin)
     assert (done.code, done.out, done.talk) == (0, "Good day.\n", "")
     assert server.next_chat().body["messages"] == [USER]
+
+
+def test_the_wait_for_a_model_that_is_loaded_is_told(server: Script, chat: Chat) -> None:
+    loading = {"name": "org/model", "status": "loading", "stage": "loading `org/model`"}
+    fetching = loading | {"stage": "fetching `org/model` (9 %)"}
+    default = {"name": "default", "status": "ok", "stage": "ready"}
+    server.on_chat(Meanwhile(server, [default, fetching], [default, loading]).then(streams("Yes")))
+    done = chat("org/model", "--url", server.url, "-q", "Hello")
+    assert (done.code, done.out) == (0, "Yes\n")
+    assert done.talk == "fetching `org/model`\nloading `org/model`\n"
+
+
+def test_on_a_terminal_the_wait_is_a_line_that_goes_away(server: Script, environment: dict[str, str]) -> None:
+    loading = {"name": "org/model", "status": "loading", "stage": "fetching `org/model` (9 %)"}
+    server.on_chat(Meanwhile(server, [loading]).then(streams("Yes")))
+    with on_terminal("chat", "--url", server.url, "-q", "Hello", env=environment) as terminal:
+        terminal.expect("\r\x1b[Kfetching `org/model` (9 %)")
+        terminal.expect("\r\x1b[KYes")
+        assert terminal.exit_code() == 0
 
 
 def test_reasoning_is_talk(server: Script, chat: Chat) -> None:

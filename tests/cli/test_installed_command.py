@@ -66,6 +66,7 @@ def test_list(env: dict[str, str], tiny: Path) -> None:
         "number_format": None,
         "context_length": 4096,
         "last_used": None,
+        "loaded": False,
     }
 
 
@@ -110,19 +111,24 @@ def test_rm_knows_models_alone(env: dict[str, str], tmp_path: Path) -> None:
     assert (tmp_path / "documents").exists()
 
 
-@pytest.mark.parametrize(("status", "exit_code"), [("ok", 1), ("loading", 1), ("failed", 0)])
+@pytest.mark.parametrize(("status", "exit_code"), [("ok", 1), ("loading", 1), ("failed", 0), ("unloaded", 0)])
 def test_rm_leaves_what_the_server_has_loaded(
     env: dict[str, str], tiny: Path, tmp_path: Path, status: str, exit_code: int
 ) -> None:
     socket = Path(env["METAL_SERVER_UDS"])
     with scripted_server.serving(socket=socket) as script:
-        models = [{"name": "x", "status": status, "path": str(tiny)}]
+        models = [
+            {"name": "y", "status": "loading", "path": None},
+            {"name": "z", "status": "ok", "path": str(tiny.parent)},
+            {"name": "x", "status": status, "path": str(tiny)},
+        ]
         script.on("/admin/status", scripted_server.replies({"uptime_s": 1, "models": models}))
         done = metal("rm", "--yes", "~/models/tiny", env=env)
     assert done.returncode == exit_code, done.stderr
     assert tiny.exists() == bool(exit_code)
     if exit_code:
         assert f"error: `~/models/tiny` is loaded by the server at unix:{socket}" in done.stderr
+        assert "hint: run `metal stop x` first" in done.stderr
 
 
 def test_rm_deletes_nothing_when_the_server_does_not_tell(env: dict[str, str], tiny: Path) -> None:
@@ -139,7 +145,9 @@ def test_a_real_server_says_which_model_it_has_loaded(
         server.ready()
         port = server.url.rpartition(":")[2]
         del env["METAL_SERVER_UDS"]
-        done = metal("rm", "--yes", "~/models/tiny", env=env | {"METAL_SERVER_PORT": port})
+        env["METAL_SERVER_PORT"] = port
+        assert "  loaded now  " in metal("list", env=env).stdout
+        done = metal("rm", "--yes", "~/models/tiny", env=env)
         assert "is loaded by the server" in done.stderr
         assert server.stop() == 0
     assert metal("list", env=env).stdout.splitlines()[1].split()[-2] == "ago"

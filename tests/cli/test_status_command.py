@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ LOADED = {
     "max_model_len": 8192,
     "load_s": 2.5,
     "idle_s": 725.0,
+    "pinned": False,
+    "unloads_in_s": 1075.0,
 }
 LOADING = dict.fromkeys(LOADED) | {"name": "org/model", "status": "loading", "stage": "loading `org/model`"}
 SERVER = {
@@ -63,8 +66,8 @@ def test_one_screen(metal: Metal, server: Script) -> None:
         f"server    vllm-metal 0.1.0 at {server.url}, pid 4711, up 2 h 5 min",
         "requests  2 running, 1 waiting",
         "",
-        "MODEL      STATE  SIZE      FORMAT  DEVICE  MODE   CONTEXT  IDLE",
-        "org/model  ready  538.1 MB  4-bit   GPU     fused  8192     12 min 5 s",
+        "MODEL      STATE  SIZE      FORMAT  DEVICE  MODE   CONTEXT  IDLE        UNLOADS",
+        "org/model  ready  538.1 MB  4-bit   GPU     fused  8192     12 min 5 s  in 17 min 55 s",
     ]
 
 
@@ -86,7 +89,7 @@ def test_json(metal: Metal, server: Script) -> None:
 
 def test_a_model_that_works_is_not_idle(metal: Metal, server: Script) -> None:
     server.on("/admin/status", replies(SERVER | {"models": [LOADED | {"idle_s": 0.0}]}))
-    assert metal("ps").stdout.splitlines()[1].endswith("8192     no")
+    assert metal("ps").stdout.splitlines()[1].endswith("8192     no    in 17 min 55 s")
 
 
 def test_a_model_that_loads_serves_nothing(metal: Metal, server: Script) -> None:
@@ -94,6 +97,32 @@ def test_a_model_that_loads_serves_nothing(metal: Metal, server: Script) -> None
     done = metal("status")
     assert done.exit_code == 3
     assert "org/model  loading `org/model`  –" in done.stdout
+
+
+def test_several_models(metal: Metal, server: Script) -> None:
+    models = [
+        LOADED | {"unloads_in_s": None},
+        LOADED | {"name": "b", "pinned": True},
+        LOADING | {"name": "c", "stage": "fetching `c` (12 %)"},
+        LOADING | {"name": "d", "status": "failed", "stage": "no model", "detail": "there is no model `d`"},
+        LOADING | {"name": "e", "status": "unloaded", "stage": "not loaded"},
+    ]
+    server.on("/admin/status", replies(SERVER | {"models": models}))
+    rows = [re.split(r"  +", line) for line in metal("ps").stdout.splitlines()]
+    assert [(row[1], row[-1]) for row in rows] == [
+        ("STATE", "UNLOADS"),
+        ("ready", "never"),
+        ("ready", "pinned"),
+        ("fetching `c` (12 %)", "–"),
+        ("there is no model `d`", "–"),
+        ("not loaded", "–"),
+    ]
+
+
+def test_a_model_that_is_loaded_on_demand_would_be_served(metal: Metal, server: Script) -> None:
+    unloaded = LOADING | {"status": "unloaded", "stage": "not loaded"}
+    server.on("/admin/status", replies(SERVER | {"models": [unloaded]}))
+    assert metal("status").exit_code == 0
 
 
 def test_an_upgrade_that_awaits_a_restart_is_told(metal: Metal, server: Script) -> None:

@@ -156,6 +156,8 @@ def test_ollama(home: Path, models_dir: Path) -> None:
     model = found["ollama:llama3.2:latest"]
     assert (model.path, model.origin, model.context_length) == (blob, "Ollama", 8192)
     assert parse_source("ollama:llama3.2") == parse_source("ollama:llama3.2:latest") == PathSource(blob)
+    source = parse_source("ollama:llama3.2")
+    assert (source.name, str(source)) == ("ollama:llama3.2", "ollama:llama3.2")
     with pytest.raises(ModelNotFound):
         parse_source("ollama:gone")
 

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
 from vllm_metal.cli import printer
+from vllm_metal.cli.waiting import stage_of, telling
 from vllm_metal.client import ChatDelta, Client, Usage
 from vllm_metal.errors import EngineUnavailable, MetalError
 
@@ -90,7 +92,8 @@ class Conversation:
             stream = self.client.chat(self.messages(), model=self.model, **self._params)
             return next(stream, ChatDelta()), stream
 
-        first, stream = when_ready(begin)
+        with telling(self.client, partial(stage_of, self.model)):
+            first, stream = when_ready(begin)
         on_terminal = sys.stdout.isatty()
         reasoning = False
         try:

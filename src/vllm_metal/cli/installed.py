@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_metal.cli import consent, printer
-from vllm_metal.cli.status import duration
+from vllm_metal.cli.status import duration, is_loaded
 from vllm_metal.cli.table import table
-from vllm_metal.errors import ModelError, ServerUnreachable
+from vllm_metal.errors import MetalError, ModelError, ServerUnreachable
 
 if TYPE_CHECKING:
+    from vllm_metal.client import Client
     from vllm_metal.config import Config
     from vllm_metal.hub.installed import InstalledModel
 
@@ -42,13 +43,20 @@ def list_models(
     if known:
         _list_known(as_json)
         return
+    from vllm_metal.client import client_of
     from vllm_metal.hub.installed import installed_models
 
-    models = installed_models(configuration.load(path=config).models.store)
+    loaded_config = configuration.load(path=config)
+    models = installed_models(loaded_config.models.store)
+    try:
+        in_memory = _loaded_names(client_of(loaded_config.server))
+    except MetalError:
+        in_memory = {}
     if as_json:
-        printer.out(json.dumps([_told(model) for model in models], indent=2))
+        rows = [_told(model) | {"loaded": str(model.path) in in_memory} for model in models]
+        printer.out(json.dumps(rows, indent=2))
     elif models:
-        printer.out(table(_COLUMNS, [_cells(model) for model in models]))
+        printer.out(table(_COLUMNS, [_cells(model, str(model.path) in in_memory) for model in models]))
     else:
         printer.note("no models here yet; `metal list --known` shows some that `metal pull` can fetch")
 
@@ -100,16 +108,21 @@ def _told(model: InstalledModel) -> dict[str, object]:
     return told | {"path": str(model.path)}
 
 
-def _cells(model: InstalledModel) -> Sequence[str]:
+def _cells(model: InstalledModel, is_in_memory: bool) -> Sequence[str]:
     from vllm_metal.hub.disk import format_bytes
 
-    ago = "never" if model.last_used is None else f"{duration(max(0, time.time() - model.last_used))} ago"
+    if is_in_memory:
+        last_used = "loaded now"
+    elif model.last_used is None:
+        last_used = "never"
+    else:
+        last_used = f"{duration(max(0, time.time() - model.last_used))} ago"
     return (
         model.name,
         format_bytes(model.size_bytes),
         model.number_format or "–",
         str(model.context_length or "–"),
-        ago,
+        last_used,
         model.origin,
     )
 
@@ -120,10 +133,19 @@ def _require_unused(model: InstalledModel, config: Config) -> None:
 
     client = client_of(config.server)
     try:
-        served = client.status()["models"]
+        in_memory = _loaded_names(client)
     except ServerUnreachable:
         return
-    if any(each.get("path") == str(model.path) and each["status"] != "failed" for each in served):
+    if name := in_memory.get(str(model.path)):
         raise ModelError(
-            f"`{model.name}` is loaded by the server at {client.url}", hint="stop the server first"
+            f"`{model.name}` is loaded by the server at {client.url}", hint=f"run `metal stop {name}` first"
         )
+
+
+def _loaded_names(client: Client) -> dict[str, str]:
+    """Of the models that the server has in memory, by their paths."""
+    return {
+        each["path"]: each["name"]
+        for each in client.status()["models"]
+        if is_loaded(each) and each.get("path")
+    }

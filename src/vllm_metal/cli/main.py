@@ -18,6 +18,7 @@ from vllm_metal.cli import (
     installed,
     launch,
     launcher,
+    load,
     printer,
     program,
     pull,
@@ -43,6 +44,8 @@ app.command("list")(installed.list_models)
 app.command("show")(show.show)
 app.command("rm")(installed.remove)
 app.command("convert")(convert.convert)
+app.command("load")(load.load)
+app.command("stop")(load.stop)
 app.command("status")(status.status)
 app.command("ps")(status.ps)
 app.command("top")(top.top)

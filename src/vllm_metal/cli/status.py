@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 #: As service managers say that a service does not run.
 _NOT_RUNNING = 3
-_COLUMNS = ("MODEL", "STATE", "SIZE", "FORMAT", "DEVICE", "MODE", "CONTEXT", "IDLE")
+_COLUMNS = ("MODEL", "STATE", "SIZE", "FORMAT", "DEVICE", "MODE", "CONTEXT", "IDLE", "UNLOADS")
+_SERVABLE = ("ok", "unloaded")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Url = Annotated[
@@ -38,7 +39,7 @@ def status(
     """
     import dataclasses
 
-    client = _client(url, api_key, config)
+    client = client_for(url, api_key, config)
     server, problem = _ask(client)
     service = _service()
     if as_json:
@@ -57,17 +58,18 @@ def status(
         if problem:
             printer.note()
             printer.error(problem)
-    if not server or not any(model["status"] == "ok" for model in server["models"]):
+    if not server or not any(model["status"] in _SERVABLE for model in server["models"]):
         raise typer.Exit(_NOT_RUNNING)
 
 
 def ps(as_json: AsJson = False, url: Url = None, api_key: ApiKey = None, config: ConfigPath = None) -> None:
     """List the server's models."""
-    models = _client(url, api_key, config).status()["models"]
+    models = client_for(url, api_key, config).status()["models"]
     printer.out(json.dumps(models, indent=2) if as_json else _table(models))
 
 
-def _client(url: str | None, api_key: str | None, config: Path | None) -> Client:
+def client_for(url: str | None, api_key: str | None, config: Path | None) -> Client:
+    """Of what the options of a command that asks the server say."""
     from vllm_metal.client import client_of
     from vllm_metal.config import load
 
@@ -124,7 +126,20 @@ def _cells(model: dict[str, Any]) -> tuple[str, ...]:
         model["mode"],
         str(model["max_model_len"]),
         duration(model["idle_s"]) if model["idle_s"] else "no",
+        _unloads(model),
     )
+
+
+def _unloads(model: dict[str, Any]) -> str:
+    if model.get("pinned"):
+        return "pinned"
+    seconds = model.get("unloads_in_s")
+    return "never" if seconds is None else f"in {duration(seconds)}"
+
+
+def is_loaded(model: Mapping[str, Any]) -> bool:
+    """Whether the server has a model in memory, or is about to."""
+    return model["status"] not in ("failed", "unloaded")
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,12 +41,21 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class PathSource:
-    """An existing folder or file, absolute and with symbolic links kept."""
+    """An existing folder or file, absolute and with symbolic links kept.
+
+    `label` is what another program calls it, where its own name says nothing.
+    """
 
     path: Path
+    label: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return str(self.path)
+        return self.label or str(self.path)
+
+    @property
+    def name(self) -> str:
+        """What the model is served as."""
+        return self.label or self.path.name.removesuffix(".gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ def parse_source(text: str, aliases: Mapping[str, str] = MappingProxyType({})) -
     if model := known_models().get(text):
         return HubSource(model.repo)
     if path := other_tools.find(text):
-        return PathSource(path)
+        return PathSource(path, label=text)
     if path := _existing_path(text):
         return PathSource(path)
     if text.startswith(("/", "~", "./", "../")) or text.endswith(".gguf"):

@@ -41,7 +41,7 @@ def find(source: Source, *, models_dir: Path) -> LocalModel | None:
     """The model if all of it is on disk. Raises as `inspect` does for a path that holds none."""
     match source:
         case PathSource(path):
-            return inspect(path)
+            return inspect(path, name=source.name)
         case AliasSource(name):
             path = alias_path(name, models_dir)
             whole = path.is_file() and path.stat().st_size == ALIASES[name].file_bytes

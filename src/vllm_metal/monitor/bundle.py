@@ -13,7 +13,6 @@ from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
-from vllm_metal import config
 from vllm_metal.errors import MetalError
 from vllm_metal.monitor.finding import Finding
 from vllm_metal.monitor.surroundings import Surroundings
@@ -49,8 +48,8 @@ def _members(surroundings: Surroundings, findings: Iterable[Finding]) -> Iterato
         "config.json",
         _json(
             {
-                key: {"value": each.public(loaded.value(key)), "origin": loaded.origins[key].text}
-                for key, each in config.SETTINGS.items()
+                each.key: {"value": each.public(value), "origin": origin.text}
+                for each, value, origin in loaded.all_values()
             }
         ),
     )
