@@ -68,6 +68,7 @@ class OutputProcessor:
                 delta += text.stops.feed(text.detokenizer.flush()) + text.stops.flush()
             reason = FinishReason.STOP if ended or text.stops.stopped else FinishReason.LENGTH
         output = self._output(request, delta, reason)
+        output.stop_string = text.stops.met
         output.token_ids = (token_id,)
         output.logprobs = (logprobs,) if logprobs else ()
         return output

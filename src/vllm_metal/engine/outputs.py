@@ -44,8 +44,8 @@ class RequestOutput:
 
     The joined `text` of all outputs is the answer. `logprobs`, if asked for, go with `token_ids`, and
     `prompt_logprobs`, from the prompt's second token on, come with the first output.
-    `finish_reason` is set on the last output only; `error` goes with FinishReason.ERROR and is in the
-    user's words.
+    `finish_reason` is set on the last output only, and `stop_string` with it if that was met; `error` goes
+    with FinishReason.ERROR and is in the user's words.
     """
 
     request_id: str
@@ -54,6 +54,7 @@ class RequestOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -71,6 +72,7 @@ class RequestOutput:
         self.logprobs += later.logprobs
         self.prompt_logprobs += later.prompt_logprobs
         self.finish_reason = later.finish_reason
+        self.stop_string = later.stop_string
         self.num_cached_tokens = later.num_cached_tokens
         self.num_output_tokens = later.num_output_tokens
         self.error = later.error

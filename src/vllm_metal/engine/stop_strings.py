@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class StopStrings:
-    """`feed` returns text that is safe to show; `stopped` turns true when a stop string has been met.
+    """`feed` returns text that is safe to show; `met` is the stop string, once there has been one.
 
     That string itself is shown only if `included`.
     """
 
     def __init__(self, stops: tuple[str, ...], *, included: bool = False) -> None:
-        self.stopped = False
+        self.met: str | None = None
         self._stops = stops
         self._included = included
         self._held = ""
@@ -20,10 +20,9 @@ class StopStrings:
         if not self._stops:
             return text
         self._held += text
-        found = [(begin, len(stop)) for stop in self._stops if (begin := self._held.find(stop)) >= 0]
+        found = [(begin, len(stop), stop) for stop in self._stops if (begin := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            begin, length = min(found)
+            begin, length, self.met = min(found)
             safe, self._held = self._held[: begin + length * self._included], ""
             return safe
         cut = len(self._held) - self._num_held()
@@ -34,6 +33,10 @@ class StopStrings:
         """What was held back, once no more text will come."""
         safe, self._held = self._held, ""
         return safe
+
+    @property
+    def stopped(self) -> bool:
+        return self.met is not None
 
     def _num_held(self) -> int:
         longest = max(map(len, self._stops)) - 1

@@ -20,6 +20,8 @@ class AnswerReader:
         self, parser: OutputParser, stops: StopStrings, *, one_call: bool, tells_reasoning: bool
     ) -> None:
         self.enough = False
+        #: The one that has ended the answer.
+        self.stop_string: str | None = None
         self._parser = parser
         self._stops = stops
         self._one_call = one_call
@@ -34,6 +36,7 @@ class AnswerReader:
         told = list(self._told(events, last=output.finished))
         if output.finished and not self.enough:
             told += _content(self._stops.flush())
+        self.stop_string = self._stops.met or output.stop_string
         return told
 
     def finish_reason(self, reason: FinishReason) -> str:

@@ -8,16 +8,8 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-from vllm_metal.api import errors
 from vllm_metal.api.decoding import RequestT, decode
-from vllm_metal.errors import (
-    DeadlineExceeded,
-    EngineBusy,
-    EngineUnavailable,
-    InsufficientMemory,
-    InvalidRequest,
-    MetalError,
-)
+from vllm_metal.errors import InvalidRequest
 
 #: How long a body may take to arrive. Without end it could hold a connection for ever: aiohttp does not tell
 #: a handler that the rest of a body is malformed.
@@ -52,13 +44,3 @@ def reply(body: object, *, status: int = 200, headers: Mapping[str, str] | None 
     return web.Response(
         body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json"
     )
-
-
-def error_reply(exc: MetalError) -> web.Response:
-    headers = {}
-    if isinstance(exc, EngineBusy | EngineUnavailable):
-        headers["Retry-After"] = str(exc.retry_after_s)
-    elif isinstance(exc, DeadlineExceeded | InsufficientMemory):
-        # OpenAI's clients would try it again: a 408 takes as long again, a 507 stays one.
-        headers["x-should-retry"] = "false"
-    return reply(errors.body(exc), status=errors.kind(exc).status, headers=headers)

@@ -6,8 +6,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from vllm_metal.api import errors
-from vllm_metal.server import bodies, middlewares
+from vllm_metal.server import error_replies, middlewares
 
 _MAX_MESSAGE_LENGTH = 200
 
@@ -44,5 +43,4 @@ class Connection(web.RequestHandler):
 
 
 def _reply(request: web.BaseRequest, status: int, message: str) -> web.Response:
-    body = errors.http_body(status, message)
-    return bodies.reply(body, status=status, headers=middlewares.common_headers(request))
+    return error_replies.of_http(request, status, message, middlewares.common_headers(request))

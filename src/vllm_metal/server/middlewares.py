@@ -1,4 +1,4 @@
-"""The access log, request ids, and one shape for every error."""
+"""The access log, request ids, and one shape for every error of an API."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from vllm_metal import __version__
-from vllm_metal.api import errors
-from vllm_metal.server import bodies, request_id
+from vllm_metal.server import error_replies, request_id
 from vllm_metal.server.keys import PROBES, RATE_LIMIT, USAGE
 from vllm_metal.server.sse import as_metal_error
 
@@ -48,7 +47,10 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def common_headers(request: web.BaseRequest) -> dict[str, str]:
-    return {request_id.HEADER: request_id.request_id(request), "Server": f"vllm-metal/{__version__}"}
+    headers = {request_id.HEADER: request_id.request_id(request), "Server": f"vllm-metal/{__version__}"}
+    if error_replies.asks_anthropic(request):
+        headers["Request-Id"] = headers[request_id.HEADER]
+    return headers
 
 
 @web.middleware
@@ -56,14 +58,13 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         return await handler(request)
     except web.HTTPException as exc:
-        body = errors.http_body(exc.status, _message(request, exc))
         kept = {name: exc.headers[name] for name in ("Allow", "WWW-Authenticate") if name in exc.headers}
-        return bodies.reply(body, status=exc.status, headers=kept)
+        return error_replies.of_http(request, exc.status, _message(request, exc), kept)
     except ConnectionError:
         # Nobody is left to read this; it is for the access log.
         return web.Response(status=CLIENT_GONE)
     except Exception as exc:
-        return bodies.error_reply(as_metal_error(exc))
+        return error_replies.of(request, as_metal_error(exc))
 
 
 def _message(request: web.Request, exc: web.HTTPException) -> str:

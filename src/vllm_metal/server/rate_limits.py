@@ -35,7 +35,7 @@ def limit_rates(server: ServerConfig) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method != "POST" or request.path in PROBES or not (per_minute or at_once):
             return await handler(request)
-        use = uses[security.bearer_key(request) if server.api_keys else ""]
+        use = uses[security.api_key(request) if server.api_keys else ""]
         if at_once and use.num_running >= at_once:
             raise RateLimited(f"this key may run no more than {at_once} requests at once")
         if per_minute:

@@ -27,12 +27,12 @@ def authenticate(api_keys: Collection[str]) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if known_keys and request.path not in PROBES:
-            given = bearer_key(request).encode(errors="surrogateescape")
+            given = api_key(request).encode(errors="surrogateescape")
             # Compared with every key, so that the time taken tells nothing.
             matches = [hmac.compare_digest(given, known) for known in known_keys]
             if not any(matches):
                 raise web.HTTPUnauthorized(
-                    text="a valid API key is needed, as `Authorization: Bearer KEY`",
+                    text="a valid API key is needed, as `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
                     headers={hdrs.WWW_AUTHENTICATE: "Bearer"},
                 )
         return await handler(request)
@@ -40,10 +40,11 @@ def authenticate(api_keys: Collection[str]) -> Middleware:
     return middleware
 
 
-def bearer_key(request: web.Request) -> str:
+def api_key(request: web.Request) -> str:
     """The key that came with the request, empty for none; whether it is a known one is not looked at."""
     scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    # Clients of Anthropic's that have a key for it send that in any case, beside a bearer's meant for here.
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("X-Api-Key", "").strip()
 
 
 def check_host(server: ServerConfig) -> Middleware:
@@ -93,7 +94,7 @@ def allow_reading(
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is not None and _is_allowed(origin, allowed_origins):
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
-            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "X-Request-Id, Retry-After"
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "X-Request-Id, Request-Id, Retry-After"
             response.headers[hdrs.VARY] = hdrs.ORIGIN
 
     return on_prepare

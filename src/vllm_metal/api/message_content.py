@@ -1,0 +1,63 @@
+"""What the messages of Anthropic's API hold, on the way in: blocks of content."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class TextBlock(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
+    data: str | None = None
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
+    tool_name: str
+
+
+class ImageBlock(Struct, tag_field="type", tag="image"):
+    pass
+
+
+class DocumentBlock(Struct, tag_field="type", tag="document"):
+    pass
+
+
+class SystemBlock(Struct, tag_field="type", tag="mid_conv_system"):
+    """What a message of role `system` says, inside another message."""
+
+    content: list[TextBlock]
+
+
+class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock | ToolReferenceBlock | ImageBlock | DocumentBlock] | None = None
+    is_error: bool | None = None
+
+
+Block = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | SystemBlock
+    | ImageBlock
+    | DocumentBlock
+)

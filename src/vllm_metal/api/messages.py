@@ -1,0 +1,118 @@
+"""Anthropic's messages: requests for one, and for the number of tokens that it would read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from vllm_metal.api.generation import Positive
+from vllm_metal.api.message_content import Block, TextBlock
+from vllm_metal.api.request_body import RequestBody
+from vllm_metal.api.tools import FunctionName
+
+StopSequences = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=16)]
+
+
+class InputMessage(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [TextBlock(self.content)] if isinstance(self.content, str) else self.content
+
+
+class ToolDefinition(Struct):
+    """Of another `type` than `custom` it is a tool that Anthropic's servers or models bring along."""
+
+    type: str | None = None
+    name: FunctionName | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class AnyOrNoTool(Struct, tag_field="type", tag="auto"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyTool(Struct, tag_field="type", tag="any"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class OneTool(Struct, tag_field="type", tag="tool"):
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoTool(Struct, tag_field="type", tag="none"):
+    pass
+
+
+Display = Literal["summarized", "omitted"]
+
+
+class ThinkingEnabled(Struct, tag_field="type", tag="enabled"):
+    budget_tokens: Positive
+    display: Display | None = None
+
+
+class ThinkingAdaptive(Struct, tag_field="type", tag="adaptive"):
+    display: Display | None = None
+
+
+class ThinkingDisabled(Struct, tag_field="type", tag="disabled"):
+    pass
+
+
+class OutputFormat(Struct, tag_field="type", tag="json_schema"):
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(RequestBody, kw_only=True):
+    """What a model reads before it answers."""
+
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
+        "container": (),
+        "mcp_servers": ([],),
+        "output_format": (),
+    }
+    successors: ClassVar[dict[str, str]] = {"output_format": "output_config.format"}
+    without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control", "context_management", "speed"})
+
+    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=100_000)]
+    system: str | list[TextBlock] = ""
+    tools: Annotated[list[ToolDefinition], Meta(max_length=512)] = msgspec.field(default_factory=list)
+    tool_choice: AnyOrNoTool | AnyTool | OneTool | NoTool = msgspec.field(default_factory=AnyOrNoTool)
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled = msgspec.field(
+        default_factory=ThinkingDisabled
+    )
+    output_config: OutputConfig = msgspec.field(default_factory=OutputConfig)
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    without_effect: ClassVar[frozenset[str]] = CountTokensRequest.without_effect | {
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+    }
+
+    max_tokens: Positive
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: StopSequences | None = None
+
+
+class TokenCount(Struct):
+    input_tokens: int
