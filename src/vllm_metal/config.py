@@ -111,6 +111,12 @@ class EngineConfig:
         minimum=2,
         or_zero=True,
     )
+    max_output_tokens: int = setting(
+        0,
+        "Most tokens of any answer, whatever its request asks for; 0 means no such limit",
+        scope="every model",
+        minimum=0,
+    )
     max_num_seqs: int = setting(64, "Requests that run in one batch", minimum=1, maximum=1024)
     max_num_batched_tokens: int = setting(0, "Tokens of one engine step; 0 lets the device decide", minimum=0)
     max_step_stretch: float = setting(

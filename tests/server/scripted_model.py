@@ -1,4 +1,4 @@
-"""The real server and engine over a model that writes what the last message says, a byte at a time."""
+"""The real server and engine over a model that writes what a script says, a byte at a time."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}\x02{{ opening or '' }}{% endif -%}"""
 
 
+#: From the prompt, as the template wrote it, to the answer.
+Script = Callable[[str], str]
+
+
+def last_message(prompt: str) -> str:
+    return prompt.rpartition("\x01")[2].partition("\x02")[0]
+
+
 def tokenizer(special_tokens: frozenset[str]) -> Tokenizer:
     fast = tiny_folder.tokenizer()
     fast.backend_tokenizer.add_special_tokens(
@@ -65,18 +73,21 @@ class Step:
 
 
 class Runner:
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, script: Script) -> None:
         self._tokenizer = tokenizer
+        self._script = script
+        self._answers: dict[Request, list[int]] = {}
 
     def launch(self, output: SchedulerOutput) -> Step:
         scheduled = output.num_scheduled_tokens.items()
         return Step([request for request, num in scheduled if num == request.num_remaining_tokens], self)
 
     def next_token(self, request: Request) -> int:
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        shown = self._tokenizer.decode(prompt, skip_special_tokens=False)
-        message = shown.rpartition("\x01")[2].partition("\x02")[0]
-        answer = self._tokenizer.encode(message, add_special_tokens=False)
+        if (answer := self._answers.get(request)) is None:
+            prompt = request.token_ids[: request.num_prompt_tokens]
+            shown = self._tokenizer.decode(prompt, skip_special_tokens=False)
+            answer = self._tokenizer.encode(self._script(shown), add_special_tokens=False)
+            self._answers[request] = answer
         written = request.num_output_tokens
         return answer[written] if written < len(answer) else min(self._tokenizer.eos_token_ids)
 
@@ -94,6 +105,7 @@ class Manager:
     """What the server asks of its `ModelManager`, for an engine that is there."""
 
     served_names = (NAME,)
+    created = 0
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
@@ -109,20 +121,26 @@ class Manager:
         yield self.engine
 
 
-def _load(formats: OutputFormats) -> LoadedEngine:
+def _load(formats: OutputFormats, script: Script, max_model_len: int) -> LoadedEngine:
     marks = frozenset[str]()
     for each in (formats.tools.format, formats.reasoning.format):
         marks |= each.visible_tokens if each else frozenset()
     own = tokenizer(marks)
     kv = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), 1 << 40)
     scheduler = Scheduler(kv, max_num_seqs=8, max_num_batched_tokens=4096, pace=StepPace(100.0, min_chunk=16))
-    core = EngineCore(scheduler, Runner(own), OutputProcessor(own.detokenizer, own.eos_token_ids))
+    core = EngineCore(scheduler, Runner(own, script), OutputProcessor(own.detokenizer, own.eos_token_ids))
     grammars = Compiler(own.backend.to_str, added_tokens=own.added_tokens, eos_token_ids=own.eos_token_ids)
-    return LoadedEngine(core, own, 4096, formats=formats, grammars=grammars)
+    return LoadedEngine(core, own, max_model_len, formats=formats, grammars=grammars)
 
 
 @contextmanager
-def serving(tools: str | None, reasoning: str | None = None) -> Iterator[str]:
+def serving(
+    tools: str | None,
+    reasoning: str | None = None,
+    *,
+    script: Script = last_message,
+    max_model_len: int = 4096,
+) -> Iterator[str]:
     """The URL of a server whose model has these formats, every mark of which is a special token."""
     formats = OutputFormats(
         Choice(TOOL_FORMATS[tools] if tools else None, "the test says so"),
@@ -131,7 +149,7 @@ def serving(tools: str | None, reasoning: str | None = None) -> Iterator[str]:
     listening: Future[tuple[str, Callable[[], object]]] = Future()
 
     async def serve() -> None:
-        engine = AsyncEngine(lambda: _load(formats), max_queued=64)
+        engine = AsyncEngine(lambda: _load(formats, script, max_model_len), max_queued=64)
         await engine.start()
         async with running(Config(server=ServerConfig(port=0)), Manager(engine)) as [url, *_]:
             stop = asyncio.Event()

@@ -20,8 +20,15 @@ def _start(target: Target, folder: Path) -> Start:
     }
     providers = {
         "version": 1,
+        "modes": {},
         "lastUsedProvider": _PROVIDER,
-        "providers": {_PROVIDER: {"settings": provider}},
+        "providers": {
+            _PROVIDER: {
+                "settings": provider,
+                "updatedAt": "1970-01-01T00:00:00.000Z",
+                "tokenSource": "manual",
+            }
+        },
     }
     return Start(
         ("--provider", _PROVIDER, "--model", target.model),

@@ -70,6 +70,7 @@ def serve(
     dtype: Annotated[str | None, _option("engine.dtype")] = None,
     device: Annotated[str | None, _option("engine.device")] = None,
     max_model_len: Annotated[int | None, _option("engine.max_model_len")] = None,
+    max_output_tokens: Annotated[int | None, _option("engine.max_output_tokens")] = None,
     max_num_seqs: Annotated[int | None, _option("engine.max_num_seqs")] = None,
     max_num_batched_tokens: Annotated[int | None, _option("engine.max_num_batched_tokens")] = None,
     gpu_memory_utilization: Annotated[float | None, _option("engine.gpu_memory_utilization")] = None,

@@ -70,7 +70,8 @@ class Tokenizer(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
     """What loading a model gives. `max_model_len` counts prompt and answer tokens together;
-    `most_model_len` is what it may grow to when there is more memory, if not the same.
+    `most_model_len` is what it may grow to when there is more memory, if not the same. No answer has more
+    than `max_output_tokens`, if that is not 0.
 
     `sampling_defaults` are the model's own values for SamplingParams, where a request leaves them open,
     `formats` are those of its answers, and `adapters` the names of its LoRA adapters, in order.
@@ -85,6 +86,7 @@ class LoadedEngine:
     grammars: Compiler | None = None
     need: ModelNeed = field(default_factory=ModelNeed)
     most_model_len: int = 0
+    max_output_tokens: int = 0
     adapters: tuple[str, ...] = ()
 
 
@@ -241,6 +243,7 @@ class AsyncEngine:
         self.token_bytes = loaded.tokenizer.token_bytes
         self.max_model_len = loaded.max_model_len
         self._most_model_len = max(loaded.max_model_len, loaded.most_model_len)
+        self._max_output_tokens = loaded.max_output_tokens
         self.need = loaded.need
         self.sampling_defaults = loaded.sampling_defaults
         self.summary = loaded.summary
@@ -380,6 +383,7 @@ class AsyncEngine:
     def _begin(self, request: NewRequest, adapter: int) -> Request:
         params = request.params
         left = self.max_model_len - len(request.prompt_token_ids)
+        left = min(left, self._max_output_tokens or left)
         return Request(
             request.request_id,
             request.prompt_token_ids,

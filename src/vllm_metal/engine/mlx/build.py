@@ -136,6 +136,7 @@ def build(
             full_kv_bytes=kv.num_bytes(most_model_len),
         ),
         most_model_len,
+        engine.max_output_tokens,
         adapters=tuple(config.models.adapters),
     )
 
