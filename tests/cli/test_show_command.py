@@ -47,6 +47,7 @@ def test_what_a_model_is(tmp_path: Path, folder: Path) -> None:
     rows = dict(line.split(maxsplit=1) for line in facts.splitlines() if " calls " not in line)
     assert rows["model"] == str(folder)
     assert (rows["architecture"], rows["vocabulary"]) == ("llama", "257 tokens")
+    assert "model.safetensors` is damaged" in rows["memory"]
     assert "tool calls    none: the chat template takes no tools\n" in facts
     assert template == tiny_folder.CHAT_TEMPLATE + "\n"
 
@@ -62,6 +63,25 @@ def test_formats_named_by_the_configuration(tmp_path: Path, folder: Path) -> Non
     done = metal_show(tmp_path, str(folder), METAL_MODELS_TOOL_CALL_PARSER="hermess")
     assert done.returncode == 1
     assert done.stderr.startswith("error: there is no tool format `hermess`\n\nhint: known are ")
+
+
+def test_what_a_model_takes(tmp_path: Path) -> None:
+    folder = tiny_folder.save(tmp_path / "tiny")
+    memory = shown(tmp_path, str(folder))["memory"]
+    weight_bytes = (folder / "model.safetensors").stat().st_size
+    assert memory["weight_bytes"] == weight_bytes
+    ((length, size),) = memory["bytes_at"].items()
+    assert length == "4096"
+    assert size > weight_bytes
+    assert shown(tmp_path, str(folder), METAL_ENGINE_MAX_MODEL_LEN="100")["memory"]["bytes_at"].keys() == {
+        "100"
+    }
+
+
+def test_a_section_of_the_model_holds(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "config.toml").write_text(f"[models.'{folder}']\ntool_call_parser = 'hermes'\n")
+    done = metal_show(tmp_path, str(folder))
+    assert "tool calls    hermes: it was asked for by name\n" in done.stdout
 
 
 def test_a_template_that_the_configuration_names(tmp_path: Path, folder: Path) -> None:

@@ -5,16 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from vllm_metal.cli import printer
-from vllm_metal.errors import ModelNotFound
+from vllm_metal.errors import MetalError, ModelNotFound
 
 if TYPE_CHECKING:
+    from vllm_metal.config import Config
     from vllm_metal.engine.mlx.model_description import ModelDescription
     from vllm_metal.parsing.detection import Choice
+
+_USUAL_CONTEXTS = (4096, 16384, 65536)
+
+
+class Memory(NamedTuple):
+    """What the model will take: its weights, and in all with the KV of so many tokens.
+
+    `budget_bytes` is what models may take here, None where the device does not tell.
+    """
+
+    weight_bytes: int
+    bytes_at: dict[int, int]
+    budget_bytes: int | None
 
 
 def show(
@@ -27,29 +41,53 @@ def show(
     ] = False,
     config: Annotated[Path | None, typer.Option(metavar="PATH", help="Read this configuration file.")] = None,
 ) -> None:
-    """Show what a model is, how its answers are read and why, and its chat template.
+    """Show what a model is and takes, how its answers are read and why, and its chat template.
 
     Nothing is downloaded, and no weights are loaded.
     """
     from vllm_metal import config as configuration
     from vllm_metal.hub import names, store
 
-    models = configuration.load(path=config, flags={"models.default": model}).models
-    source = names.configured_source(models)
-    local = store.find(source, models_dir=models.store)
+    loaded = configuration.load(path=config, flags={"models.default": model})
+    settings = names.config_for(loaded.models.default, loaded)
+    source = names.configured_source(settings.models)
+    local = store.find(source, models_dir=settings.models.store)
     if local is None:
         raise ModelNotFound(f"`{source}` is not on this machine", hint=f"run `metal pull {source}`")
 
     from vllm_metal.engine.mlx.model_description import describe
 
-    described = describe(local.path, models)
+    described = describe(local.path, settings.models)
+    try:
+        memory: Memory | str = _memory(local.path, settings)
+    except MetalError as exc:
+        memory = exc.message
     if as_json:
-        printer.out(json.dumps(_told(local.path, described), indent=2, ensure_ascii=False))
+        told = _told(local.path, described) | {
+            "memory": {"problem": memory} if isinstance(memory, str) else memory._asdict()
+        }
+        printer.out(json.dumps(told, indent=2, ensure_ascii=False))
         return
-    for name, words in _rows(local.path, described):
+    for name, words in _rows(local.path, described, memory):
         printer.out(f"{name:<14}{words}")
     if described.chat_template:
         printer.out(f"\n{described.chat_template}")
+
+
+def _memory(path: Path, config: Config) -> Memory:
+    """Raises as loading would for weights that cannot be loaded."""
+    from vllm_metal.engine.mlx import footprint
+
+    found = footprint.measure(path)
+    length = min(config.engine.max_model_len or found.context_length, found.context_length)
+    token_bytes = found.kv_bytes_per_token
+    contexts = [each for each in _USUAL_CONTEXTS if each < length] + [length] if token_bytes else []
+    share, whole = config.engine.gpu_memory_utilization, found.working_set_bytes
+    return Memory(
+        found.weight_bytes,
+        {each: found.weight_bytes + each * (token_bytes or 0) for each in contexts},
+        int(share * whole) if whole else None,
+    )
 
 
 def _told(path: Path, described: ModelDescription) -> dict[str, Any]:
@@ -70,13 +108,24 @@ def _choice(choice: Choice[Any]) -> dict[str, str]:
     return {"name": choice.name, "reason": choice.reason}
 
 
-def _rows(path: Path, described: ModelDescription) -> Iterator[tuple[str, str]]:
+def _rows(path: Path, described: ModelDescription, memory: Memory | str) -> Iterator[tuple[str, str]]:
     yield "model", str(path)
     yield "architecture", str(described.config.get("model_type"))
     yield "format", described.number_format or "unknown"
     yield "context", f"{described.context_length} tokens"
+    yield "memory", memory if isinstance(memory, str) else _words(memory)
     yield "vocabulary", f"{described.vocab_size} tokens"
     yield "end tokens", ", ".join(described.end_tokens)
     for name, choice in (("tool calls", described.formats.tools), ("reasoning", described.formats.reasoning)):
         yield name, f"{choice.name}: {choice.reason}"
     yield "template", "as follows:" if described.chat_template else "none"
+
+
+def _words(memory: Memory) -> str:
+    from vllm_metal.hub.disk import format_bytes
+
+    at_contexts = ", ".join(
+        f"{format_bytes(size)} at {length} tokens" for length, size in memory.bytes_at.items()
+    )
+    of_budget = f"; models may take {format_bytes(memory.budget_bytes)} here" if memory.budget_bytes else ""
+    return f"weights {format_bytes(memory.weight_bytes)}; with KV {at_contexts or 'unknown'}{of_budget}"
