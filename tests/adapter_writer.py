@@ -16,18 +16,20 @@ SCALE = 4.0
 def matrices(
     model: nn.Module, *, seed: int, rank: int = 4, only: tuple[str, ...] = ("q_proj", "o_proj", "up_proj")
 ) -> dict[str, tuple[mx.array, mx.array]]:
-    """By the path of each linear layer whose last name is of `only`: [inputs, rank] and [rank, outputs]."""
+    """By the path of each linear layer whose last name is of `only`: [inputs, rank] and [rank, outputs].
+
+    Of a layer of experts, as mlx-lm keeps them: [experts, rank, inputs] and [experts, outputs, rank].
+    """
     mx.random.seed(seed)
     found = {}
     for path, module in model.named_modules():
-        if path.rpartition(".")[2] in only and isinstance(module, (nn.Linear, nn.QuantizedLinear)):
-            num_outputs, num_inputs = module.weight.shape
-            if isinstance(module, nn.QuantizedLinear):
+        if path.rpartition(".")[2] in only and "weight" in module:
+            *experts, num_outputs, num_inputs = module.weight.shape
+            if "scales" in module:
                 num_inputs = num_inputs * 32 // module.bits
-            found[path] = (
-                mx.random.normal((num_inputs, rank)) / num_inputs**0.5,
-                mx.random.normal((rank, num_outputs)) / rank**0.5,
-            )
+            a = mx.random.normal((*experts, num_inputs, rank)) / num_inputs**0.5
+            b = mx.random.normal((*experts, rank, num_outputs)) / rank**0.5
+            found[path] = (a.swapaxes(1, 2), b.swapaxes(1, 2)) if experts else (a, b)
     return found
 
 

@@ -10,7 +10,7 @@ from mlx_lm.tuner.utils import load_adapters
 import adapter_writer
 import tiny_models
 from engine_driver import make_core, request, run
-from vllm_metal.engine.mlx import adapters, kv_cache
+from vllm_metal.engine.mlx import adapted_layers, adapters, kv_cache
 from vllm_metal.engine.mlx.self_check import Mode, agrees
 
 PROMPTS = [
@@ -38,7 +38,10 @@ def make(name: str, bits: int | None) -> nn.Module:
     return model
 
 
-@pytest.fixture(params=[("qwen3", None), ("llama", 4), ("gemma3_text", None)], ids=lambda param: param[0])
+@pytest.fixture(
+    params=[("qwen3", None), ("llama", 4), ("gemma3_text", None), ("qwen3_moe", None), ("gpt_oss", 4)],
+    ids=lambda param: param[0],
+)
 def make_model(request):
     return lambda: make(*request.param)
 
@@ -55,7 +58,7 @@ def folders(tmp_path, make_model):
 def adapted(make_model, folders):
     """A model with both adapters."""
     model = make_model()
-    adapters.install(model, folders, mx.float32)
+    adapted_layers.install(model, folders, mx.float32)
     return model
 
 
@@ -84,7 +87,8 @@ def _requests():
 
 @pytest.mark.parametrize("how", MODES.values(), ids=MODES)
 def test_rows_of_one_batch_use_different_adapters(adapted, expected, how):
-    core = make_core(adapted, max_num_batched_tokens=16, **how)
+    # Enough tokens at a time for a mixture of experts to sort them.
+    core = make_core(adapted, max_num_batched_tokens=48, **how)
     answers = run(core, _requests(), steps_between=1)
     assert [answers[str(i)].token_ids for i in range(len(PROMPTS))] == expected
     # Steps of shapes that were met before, which a static engine replays.
@@ -130,10 +134,10 @@ def test_without_adapters_layers_are_left_alone(make_model):
 
 
 def test_a_step_without_an_adapter_costs_nothing_more(adapted, monkeypatch):
-    def refuse(self, ranks):
+    def refuse(*args, **options):
         raise AssertionError("an adapter was looked at")
 
-    monkeypatch.setattr(adapters.Adapters, "mask", refuse)
+    monkeypatch.setattr(adapters.Adapters, "only_own", refuse)
     for how in MODES.values():
         plain = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
         assert len(run(make_core(adapted, **how), plain)) == len(PROMPTS)
@@ -142,9 +146,12 @@ def test_a_step_without_an_adapter_costs_nothing_more(adapted, monkeypatch):
 @pytest.mark.parametrize("mode", [Mode.FUSED, Mode.SPLIT])
 def test_the_self_check_runs_with_adapters(adapted, mode, monkeypatch):
     looked_at = []
-    mask = adapters.Adapters.mask
-    monkeypatch.setattr(
-        adapters.Adapters, "mask", lambda self, ranks: looked_at.append(ranks) or mask(self, ranks)
-    )
+    only_own = adapters.Adapters.only_own
+
+    def watched(self, columns, ranks, **options):
+        looked_at.append(ranks)
+        return only_own(self, columns, ranks, **options)
+
+    monkeypatch.setattr(adapters.Adapters, "only_own", watched)
     assert agrees(adapted, mode, tiny_models.VOCAB_SIZE)
     assert looked_at

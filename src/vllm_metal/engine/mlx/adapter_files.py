@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from vllm_metal.engine.mlx import peft_names, safetensors
 from vllm_metal.errors import NotAModel, UnsupportedModel
@@ -19,18 +20,22 @@ _MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<matrix>[ab])")
 _PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
 #: Ways to begin a training that change the base weights, too.
 _CHANGES_BASE = ("pissa", "olora", "corda")
+_ADAPTABLE = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
 _OTHER_BASE = "it was made for another base model, or for another program's form of it"
 
 
 class LowRank(NamedTuple):
-    """What is added to a linear layer: x @ a @ b, where a is [inputs, rank], b [rank, outputs]."""
+    """What is added to a linear layer: x @ a @ b, where a is [inputs, rank], b [rank, outputs].
+
+    For a layer of experts both have one more axis, which comes first.
+    """
 
     a: mx.array
     b: mx.array
 
     @property
     def rank(self) -> int:
-        return self.a.shape[1]
+        return self.a.shape[-1]
 
 
 def read(folder: Path, model: nn.Module) -> dict[str, LowRank]:
@@ -62,8 +67,12 @@ def _read_mlx(folder: Path, config: dict[str, Any], model: nn.Module) -> dict[st
     if kind != "lora":
         raise _unsupported(folder, f"is of the type `{kind}`", "train it again with `--fine-tune-type lora`")
     scale = float(config["lora_parameters"]["scale"])
-    pairs = _pairs(folder, "adapters.safetensors", _MLX_NAME)
-    return {path: LowRank(a, scale * b.astype(mx.float32)) for path, (a, b) in pairs.items()}
+    adapter = {}
+    for path, (a, b) in _pairs(folder, "adapters.safetensors", _MLX_NAME).items():
+        if a.ndim == 3:  # Of experts, whose matrices lie the other way round.
+            a, b = a.swapaxes(1, 2), b.swapaxes(1, 2)
+        adapter[path] = LowRank(a, scale * b.astype(mx.float32))
+    return adapter
 
 
 def _read_peft(folder: Path, config: dict[str, Any], model: nn.Module) -> dict[str, LowRank]:
@@ -110,7 +119,7 @@ def _pairs(folder: Path, file_name: str, pattern: re.Pattern[str]) -> dict[str, 
     arrays: Any = mx.load(str(path))
     for key, array in arrays.items():
         match = pattern.fullmatch(key)
-        if match is None or array.ndim != 2:
+        if match is None or array.ndim not in (2, 3):
             raise _unsupported(folder, f"holds `{key}`, which is not LoRA of a linear layer")
         matrices[match["layer"]][match["matrix"].lower()] = array
     for layer, of_layer in matrices.items():
@@ -122,21 +131,21 @@ def _pairs(folder: Path, file_name: str, pattern: re.Pattern[str]) -> dict[str, 
 def _check(folder: Path, path: str, layer: nn.Module | None, matrices: LowRank) -> None:
     if layer is None:
         raise _unsupported(folder, f"adapts `{path}`, which this model does not have", _OTHER_BASE)
-    if path.rpartition(".")[2] == "lm_head" or not isinstance(layer, (nn.Linear, nn.QuantizedLinear)):
+    if path.rpartition(".")[2] == "lm_head" or not isinstance(layer, _ADAPTABLE):
         raise _unsupported(
             folder,
-            f"adapts `{path}`; only linear layers of attention and of dense MLPs can be adapted",
+            f"adapts `{path}`; only linear layers can be adapted, and not the vocabulary's",
             "train it again without that layer",
         )
-    num_outputs, num_inputs = layer.weight.shape
-    if isinstance(layer, nn.QuantizedLinear):
+    *experts, num_outputs, num_inputs = layer.weight.shape
+    if "scales" in layer:
         num_inputs = num_inputs * 32 // layer.bits
-    rank = matrices.rank
-    if (matrices.a.shape, matrices.b.shape) != ((num_inputs, rank), (rank, num_outputs)):
+    fitting = (*experts, num_inputs, matrices.rank), (*experts, matrices.rank, num_outputs)
+    if (matrices.a.shape, matrices.b.shape) != fitting:
         raise _unsupported(
             folder,
             f"has matrices of {matrices.a.shape} and {matrices.b.shape} for `{path}`, "
-            f"which has {num_inputs} inputs and {num_outputs} outputs",
+            f"which has {num_inputs} inputs and {num_outputs} outputs{' of each expert' if experts else ''}",
             _OTHER_BASE,
         )
 

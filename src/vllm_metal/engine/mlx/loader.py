@@ -19,13 +19,13 @@ from vllm_metal.engine.mlx.open_files import kept_open_files_limit
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest, NotAModel, UnsupportedModel
-from vllm_metal.hub import gguf_header, store
+from vllm_metal.hub import store
 from vllm_metal.hub.model_config import context_length, quantization_name
 
 with kept_open_files_limit():
     import mlx_lm.utils as mlx_lm_utils
 
-    from vllm_metal.engine.mlx import adapters, gguf_model, gguf_tokenizer, precision
+    from vllm_metal.engine.mlx import adapted_layers, adapters, gguf_model, gguf_tokenizer, precision
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def load(
     elif path.is_file():
         file = gguf.GGUFFile(path)
         model, config = _fenced(path, gguf_model.load_model, file)
-        quantization, generation_config = gguf_header.quantization_name(file.tensors.values()), {}
+        quantization, generation_config = file.quantization, {}
         eos_token_ids = gguf_tokenizer.end_token_ids(file)
         default_dtype = precision.DTYPES[config["dtype"]]
     else:
@@ -81,7 +81,7 @@ def load(
     _fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
     compute_dtype = precision.compute_dtype(model)
     if adapter_folders:
-        adapters.install(model, adapter_folders, precision.DTYPES[compute_dtype])
+        adapted_layers.install(model, adapter_folders, precision.DTYPES[compute_dtype])
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
