@@ -30,10 +30,14 @@ vllm:kv_cache_usage_perc 0.25
 """
 
 
+MODEL = {"name": "org/model", "status": "ok", "size_bytes": 4_200_000_000}
+
+
 @pytest.fixture
 def server() -> Iterator[Script]:
     with serving() as script:
         script.on("/metrics", replies(METRICS))
+        script.on("/admin/status", replies({"uptime_s": 1, "models": [MODEL]}))
         yield script
 
 
@@ -70,6 +74,7 @@ def test_one_look_without_rights(top: Top, server: Script) -> None:
         "Apple M1 Max · 32 GPU cores · macOS 26.1 · read by ioreg",
         "fully loaded: 95% utilised",
     ]
+    assert "models       org/model 4.2 GB" in lines
     assert "requests     8 running, 2 waiting" in lines
     assert "pressure     normal" in lines
     assert "GPU          2.5 GB in use, 4.4 GB allocated" in lines
@@ -206,6 +211,7 @@ def test_a_terminal_is_redrawn_until_ctrl_c_and_left_clean(
     assert "\x1b[?25l" not in rest
     lines = plain(rest).splitlines()
     assert "fully loaded: 100% active, 754 of 1578 MHz, 21.2 W" in lines
+    assert "models       org/model 4.2 GB" in lines
     assert "requests     8 running, 2 waiting" in lines
 
 

@@ -36,6 +36,7 @@ GPU          2.5 GB in use, 4.4 GB allocated
 system       9.0 GB of 34.4 GB available, wired 7.1 GB, swap 0 B
 pressure     normal
 Engine at http://127.0.0.1:8000
+models       org/model 4.2 GB · org/other loading
 requests     8 running, 3 waiting
 speed        prefill 1,234 tok/s, decode 567 tok/s
 step         14.2 ms, prefix hits 75%
@@ -75,6 +76,11 @@ def snapshot() -> Snapshot:
             kv_bytes=1_500_000_000,
             cache_bytes=300_000_000,
         ),
+        models=[
+            {"name": "org/model", "status": "ok", "size_bytes": 4_200_000_000},
+            {"name": "org/other", "status": "loading", "size_bytes": None},
+            {"name": "org/third", "status": "unloaded", "size_bytes": None},
+        ],
     )
 
 

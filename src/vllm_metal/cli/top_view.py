@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -43,7 +44,10 @@ def render(snapshot: Snapshot, width: int, *, with_details: bool = False) -> Ren
     sections = {
         "GPU": _gpu(snapshot.gpu, bar_width, None if with_details else _MAX_NUM_FREQUENCIES),
         "Memory": _memory(snapshot.gpu, snapshot.host, snapshot.engine),
-        f"Engine at {snapshot.engine_url}": _engine(snapshot.engine, snapshot.engine_problem, bar_width),
+        f"Engine at {snapshot.engine_url}": [
+            *_models(snapshot.models),
+            *_engine(snapshot.engine, snapshot.engine_problem, bar_width),
+        ],
     }
     for title, rows in sections.items():
         lines = [_line(f"{label:<{_LABEL_WIDTH}}{value}") for label, value in rows]
@@ -111,6 +115,17 @@ def _memory(
         yield "system", f"{words}{wired}, swap {_bytes(host.swap_used_bytes)}"
         if host.pressure:
             yield "pressure", host.pressure
+
+
+def _models(models: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """One line, however many there are; those that only could be loaded are left out."""
+    shown = [
+        f"{each['name']} {_bytes(each['size_bytes']) if each['status'] == 'ok' else each['status']}"
+        for each in models
+        if each["status"] != "unloaded"
+    ]
+    if shown:
+        yield "models", " · ".join(shown)
 
 
 def _engine(engine: EngineFigures | None, problem: str | None, bar_width: int) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_metal.client import Client
 from vllm_metal.errors import MetalError
@@ -16,7 +18,10 @@ from vllm_metal.monitor.verdict import Verdict, judge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """`host` and `engine` are None for a recording; `engine_problem` tells why there are no figures."""
+    """`host` and `engine` are None for a recording; `engine_problem` tells why there are no figures.
+
+    `models` are the server's, each as its status tells.
+    """
 
     verdict: Verdict
     gpu: GpuReading | None
@@ -24,6 +29,7 @@ class Snapshot:
     engine_url: str | None = None
     engine: EngineFigures | None = None
     engine_problem: str | None = None
+    models: Sequence[Mapping[str, Any]] = ()
 
 
 class Watch:
@@ -48,7 +54,15 @@ class Watch:
             engine_url=self._client.url,
             engine=engine,
             engine_problem=problem,
+            models=self._models() if engine else (),
         )
+
+    def _models(self) -> Sequence[Mapping[str, Any]]:
+        try:
+            models: Sequence[Mapping[str, Any]] = self._client.status()["models"]
+        except MetalError:
+            return ()
+        return models
 
     def _look(self) -> tuple[EngineFigures | None, str | None]:
         before, self._before = self._before, None
