@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import mlx.core as mx
 import pytest
 
+import adapter_writer
 import tiny_models
 from engine_driver import make_core, request, solo
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine, NewRequest
+from vllm_metal.engine.mlx import adapted_layers
 from vllm_metal.engine.outputs import FinishReason
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import EngineBusy, EngineUnavailable, InvalidRequest, NotAModel, PromptTooLong
@@ -42,9 +45,9 @@ def add(engine, name, prompt, params, **options):
     return engine.add_requests([NewRequest(name, prompt, params)], **options)
 
 
-async def ask(engine, name, prompt, params=GREEDY):
+async def ask(engine, name, prompt, params=GREEDY, **options):
     token_ids, last = [], None
-    async with add(engine, name, prompt, params) as stream:
+    async with add(engine, name, prompt, params, **options) as stream:
         async for [output] in stream:
             token_ids += output.token_ids
             last = output
@@ -65,6 +68,38 @@ def test_concurrent_requests_get_what_each_gets_alone():
     for (token_ids, last), wanted in zip(asyncio.run(main()), expected, strict=True):
         assert token_ids == wanted
         assert last.finish_reason is FinishReason.LENGTH
+
+
+def test_the_adapter_that_a_request_names_answers(tmp_path):
+    folders = [
+        adapter_writer.write_mlx(
+            tmp_path / str(seed), adapter_writer.matrices(tiny_models.make("llama"), seed=seed)
+        )
+        for seed in (1, 2)
+    ]
+
+    def make_adapted():
+        model = tiny_models.make("llama")
+        adapted_layers.install(model, folders, mx.float32)
+        return model
+
+    def load_adapted():
+        return LoadedEngine(make_core(make_adapted()), IdTokenizer(), 256, adapters=("first", "second"))
+
+    models = ["second", None, "first", "the model itself"]
+    prompt = [5, 6, 7]
+    expected = [
+        solo(make_adapted(), request("r", prompt, adapter=adapter)).token_ids for adapter in (2, 0, 1)
+    ]
+    assert len({tuple(token_ids) for token_ids in expected}) == 3
+
+    async def main():
+        engine = await start(load_adapted)
+        answers = await asyncio.gather(*(ask(engine, str(model), prompt, model=model) for model in models))
+        await engine.stop()
+        return [token_ids for token_ids, _ in answers]
+
+    assert asyncio.run(main()) == [*expected, expected[1]]
 
 
 def test_leaving_a_stream_frees_its_memory():
