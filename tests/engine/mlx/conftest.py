@@ -17,8 +17,7 @@ from vllm_metal.engine.mlx.tokenizer import Tokenizer
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message['role'] == 'system' and not loop.first %}"
-    "{{ raise_exception('the system message must be the first') }}{% endif %}"
+    "{% if message['role'] == 'robot' %}{{ raise_exception('there is no such role') }}{% endif %}"
     "<s>{{ message['role'] + ': ' + message['content'] }}</s>"
     "{% endfor %}{% if add_generation_prompt %}<s>{{ name | default('assistant') }}:{% endif %}"
 )

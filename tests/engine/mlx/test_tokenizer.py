@@ -51,7 +51,7 @@ def test_the_generation_prompt_is_optional_and_variables_reach_the_template(toke
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([USER, {"role": "system", "content": "x"}], "the system message must be the first"),
+        ([{"role": "robot", "content": "x"}], "no such role"),
         ([{"role": "user", "content": None}], "refused the messages"),
         ([{"role": "user", "content": "\ud800"}], "surrogate"),
     ],

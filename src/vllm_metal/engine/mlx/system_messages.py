@@ -1,0 +1,69 @@
+"""Where a chat template takes messages of role `system`, and what becomes of them elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Messages = list[dict[str, Any]]
+
+_PROBES = tuple(f"{number} probe" for number in ("first", "second", "third", "fourth", "fifth"))
+
+
+class SystemMessages(NamedTuple):
+    """Whether a template renders them where they are: before all others, and behind some."""
+
+    first: bool
+    later: bool
+
+    def adapt(self, messages: Messages) -> Messages:
+        """The messages with what the template would refuse or move said by the user, in its place: all before
+        it stays as it was, and so does what is kept of it.
+        """
+        if self.first and self.later:
+            return messages
+        adapted: Messages = []
+        is_said = False  # Whether the last of them holds what a system message says.
+        for message in messages:
+            is_leading = not adapted or (len(adapted) == 1 and adapted[0]["role"] == "system")
+            becomes_said = message["role"] == "system" and not (self.first if is_leading else self.later)
+            if becomes_said:
+                message = {"role": "user", "content": f"<system>\n{_text(message)}\n</system>"}
+            # Templates that know no second system message often want user and assistant to alternate.
+            joins = (
+                bool(adapted)
+                and adapted[-1]["role"] == message["role"]
+                and (is_leading or is_said or becomes_said)
+            )
+            if joins:
+                content = f"{_text(adapted[-1])}\n\n{_text(message)}"
+                adapted[-1] = adapted[-1] | {"content": content}
+            else:
+                adapted.append(message)
+            is_said = becomes_said or (joins and is_said)
+        return adapted
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
+
+
+def detect(render: Callable[[Messages], str]) -> SystemMessages:
+    """Found by trying: `render` is the template."""
+
+    def renders(*roles: str) -> bool:
+        probes = _PROBES[: len(roles)]
+        try:
+            text = render(
+                [{"role": role, "content": probe} for role, probe in zip(roles, probes, strict=True)]
+            )
+        except Exception:
+            return False
+        places = [text.find(probe) for probe in probes]
+        return min(places) >= 0 and places == sorted(places)
+
+    return SystemMessages(
+        first=renders("system", "user"),
+        later=renders("user", "system", "assistant", "user", "system"),
+    )
