@@ -14,7 +14,7 @@ from typing import Any, Literal
 from vllm_metal import log, paths
 from vllm_metal.errors import ConfigError
 from vllm_metal.setting import Setting, setting, shown
-from vllm_metal.toml_document import TomlDocument, dotted
+from vllm_metal.toml_document import TomlDocument, dotted, render
 
 EXIT_TIMEOUT_S = 60
 """What launchd gives the service to stop: the plist's `ExitTimeOut`."""
@@ -396,7 +396,8 @@ def _syntax_error(path: Path, text: str, reason: str) -> ConfigError:
     reason = re.sub(r"\('(\w+)',\)", r"`[\1]`", reason)
     return ConfigError(
         f"`{path}` line {line}{column}: {reason[:1].lower()}{reason[1:]}",
-        hint='in TOML text needs quotes, as in `host = "127.0.0.1"`, and a name may stand only once',
+        hint='in TOML text needs quotes, as in `host = "127.0.0.1"`, so does a name with `/` or `.`, as in '
+        '`[models."org/name"]`, and a name may stand only once',
     )
 
 
@@ -435,7 +436,7 @@ def _not_a_section(name: str, value: object, where: str) -> ConfigError:
         return ConfigError(f"{where}`{name}` must be a section", hint=f"write it as `[{name}]`")
     if not isinstance(value, dict):
         return ConfigError(f"{where}`{name}` is in no section", hint=_did_you_mean(name))
-    near = _near(name, SECTIONS)
+    near = [f"models.{render(name)}"] if "/" in name else _near(name, SECTIONS)
     known = ", ".join(f"`[{each}]`" for each in SECTIONS)
     hint = f"did you mean `[{near[0]}]`?" if near else f"the sections are {known}"
     return ConfigError(f"{where}`[{name}]` is not a known section", hint=hint)
@@ -461,6 +462,9 @@ def _find(path: tuple[str, ...], where: str = "") -> Setting:
             if name in MODEL_SETTINGS and model.strip():
                 return _of_model(MODEL_SETTINGS[name], model)
             raise ConfigError(f"{where}`{key}` is not a known key", hint=_model_hint(model, name))
+        case ("models", model) if "/" in model:
+            hint = f"name a key of that model, as in `{dotted((*path, 'ttl'))}`"
+            raise ConfigError(f"{where}`{key}` is not a known key", hint=hint)
     raise ConfigError(f"{where}`{key}` is not a known key", hint=_did_you_mean(key))
 
 

@@ -126,6 +126,9 @@ class TomlDocument:
         if outside:
             prefix = dotted(table[len(outside[-1].table) :])
             return self._inserted(f"{prefix}.{entry}", after=outside[-1])
+        for statement in self._statements:
+            if statement.path and not statement.is_header and statement.path == table[: len(statement.path)]:
+                raise ValueError(f"`{dotted(statement.path)}` is a value on one line")
         return self._appended(f"[{dotted(table)}]", entry)
 
     def _body_of(self, table: tuple[str, ...]) -> list[_Statement]:
