@@ -1,0 +1,115 @@
+"""EmbeddingCore: batches in pieces, whole requests out, faults that end no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedding_script import ScriptedRunner, vector_of
+from vllm_metal.engine.device_turns import DeviceTurns
+from vllm_metal.engine.embedding_core import EmbeddingCore
+from vllm_metal.engine.embedding_pace import EmbeddingPace
+from vllm_metal.engine.embedding_request import EmbeddingInput, EmbeddingOutput, EmbeddingRequest
+from vllm_metal.engine.outputs import FinishReason
+
+
+def request(name: str, *token_ids: list[int]) -> EmbeddingRequest:
+    return EmbeddingRequest(name, [EmbeddingInput(each) for each in token_ids])
+
+
+def run(core: EmbeddingCore) -> dict[str, EmbeddingOutput]:
+    outputs = {}
+    while core.has_work():
+        outputs |= {output.request_id: output for output in core.step()}
+    return outputs
+
+
+@pytest.fixture
+def turns() -> DeviceTurns:
+    return DeviceTurns()
+
+
+def test_vectors_come_in_the_order_of_the_inputs(turns):
+    core = EmbeddingCore(ScriptedRunner(), turns.join(), max_tokens=64)
+    asked = request("one", [1] * 50, [2], [3] * 20, [4])
+    core.add(asked)
+    assert run(core)["one"].vectors == list(map(vector_of, asked.inputs))
+    assert core.stats().prompt_tokens == asked.num_tokens
+
+
+def test_requests_of_several_clients_share_batches(turns):
+    runner = ScriptedRunner()
+    core = EmbeddingCore(runner, turns.join(), max_tokens=64)
+    for name in "abcd":
+        core.add(request(name, [ord(name)]))
+    outputs = run(core)
+    assert len(runner.batches) == 1
+    assert outputs["c"].vectors == [vector_of(EmbeddingInput([ord("c")]))]
+
+
+def test_beside_others_pieces_and_batches_are_small(turns):
+    runner = ScriptedRunner()
+    core = EmbeddingCore(runner, turns.join(), max_tokens=8192)
+    other = turns.join()
+    core.add(request("alone", *[[1] * 100] * 50))
+    core.step()
+    largest = runner.allowances[-1]
+    run(core)
+    other.stepped(1e-6)
+    core.add(request("beside", *[[1] * 100] * 50))
+    core.step()
+    assert runner.allowances[-1] < largest
+    assert len(runner.batches[-1]) < len(runner.batches[0])
+    assert len(run(core)["beside"].vectors) == 50
+
+
+def test_a_client_that_leaves_is_computed_no_more(turns):
+    runner = ScriptedRunner()
+    core = EmbeddingCore(runner, turns.join(), max_tokens=8)
+    core.add(request("leaves", *[[1]] * 100))
+    core.add(request("stays", [5], [6]))
+    core.step()
+    core.abort("leaves")
+    core.abort("nobody")
+    outputs = run(core)
+    assert outputs.keys() == {"stays"}
+    assert len(runner.batches) <= 4
+    assert core.stats().finished == {FinishReason.ABORT: 1, FinishReason.STOP: 1}
+    assert core.stats().num_running == core.stats().num_waiting == 0
+
+
+def test_a_batch_that_fails_ends_its_own_requests_only(turns):
+    core = EmbeddingCore(ScriptedRunner(poison=13), turns.join(), max_tokens=8)
+    core.add(request("bad", [13]))
+    core.add(request("good", [1, 2]))
+    outputs = run(core)
+    assert "out of memory" in (outputs["bad"].error or "")
+    assert outputs["good"].error is None
+    assert len(outputs["good"].vectors) == 1
+
+
+def test_batches_that_fail_on_end_are_a_failure_of_the_engine(turns):
+    core = EmbeddingCore(ScriptedRunner(poison=13), turns.join(), max_tokens=8)
+    for name in "abc":
+        core.add(request(name, [13]))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(core)
+
+
+def test_closing_leaves_the_device_to_others(turns):
+    runner = ScriptedRunner()
+    core = EmbeddingCore(runner, turns.join(), max_tokens=8)
+    core.add(request("one", [1]))
+    core.step()
+    core.close()
+    assert runner.closed
+    with turns.join() as other:
+        assert other.others_step_s is None
+
+
+def test_a_piece_lasts_a_part_of_others_steps():
+    pace = EmbeddingPace()
+    for _ in range(3):
+        pace.observe(1000, 0.1)
+    assert pace.allowance(0.05) < 0.5 * 0.05 * 10_000
+    assert pace.allowance(None) > pace.allowance(0.05)
+    assert pace.allowance(1e-9) > 0
