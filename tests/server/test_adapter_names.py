@@ -39,8 +39,6 @@ def test_the_default_model_may_have_its_adapters_in_its_section(tmp_path):
 def test_names_of_models_are_refused(tmp_path, name):
     message = f"`{name}` is the name of a model and of an adapter of `org/first`"
     with pytest.raises(ConfigError, match=message):
-        ConfigError, match=f"`{name}` is the name of a model and of an adapter of `org/first`"
-    ):
         names(tmp_path, TWO_MODELS.replace("a = ", f'"{name}" = '))
 
 
