@@ -23,7 +23,7 @@ from vllm_metal.bench.client import Target
 from vllm_metal.bench.load import Load
 from vllm_metal.bench.record import RequestRecord
 from vllm_metal.bench.statistics import percentile
-from vllm_metal.config import Config, ServerConfig
+from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
 from vllm_metal.engine.core import EngineCore, ModelRunnerOutput
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
@@ -35,6 +35,7 @@ from vllm_metal.engine.scheduler import Scheduler, SchedulerOutput
 from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
 from vllm_metal.server.run import running
+from vllm_metal.settings import ServerConfig
 
 TARGET_MS = 2
 _NUM_ROWS = 32

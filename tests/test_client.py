@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from scripted_server import DEADLINE_S, Script, chunk, event, refuses, replies, serving, streams, streams_raw
 from vllm_metal.client import ChatDelta, Client, Usage, server_url, sse_events
-from vllm_metal.config import ServerConfig
 from vllm_metal.errors import (
     ConfigError,
     EngineBusy,
@@ -24,6 +23,7 @@ from vllm_metal.errors import (
     PromptTooLong,
     ServerUnreachable,
 )
+from vllm_metal.settings import ServerConfig
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

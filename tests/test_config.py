@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from vllm_metal import config, config_pages
 from vllm_metal.errors import ConfigError
+from vllm_metal.settings import SETTINGS, ServerConfig
 
 
 @pytest.fixture
@@ -77,9 +78,9 @@ def test_environment(file: Path, environ: dict[str, str], key: str, value: objec
 
 
 def test_every_key_has_its_variable(file: Path) -> None:
-    environ = {each.environment: each.text(each.example).strip('[]{}"') for each in config.SETTINGS.values()}
+    environ = {each.environment: each.text(each.example).strip('[]{}"') for each in SETTINGS.values()}
     origins = load(file, **environ).origins
-    for key, each in config.SETTINGS.items():
+    for key, each in SETTINGS.items():
         assert each.environment == "METAL_" + key.replace(".", "_").upper()
         assert (origins[key].layer == "environment") == bool(environ[each.environment])
 
@@ -221,7 +222,7 @@ def test_keys_that_are_not_found(key: str, hint: str) -> None:
 def test_flags(file: Path) -> None:
     flags = {"server.api_keys": ["a"], "models.default": "org/name", "server.host": None}
     loaded = load(file, flags=flags)
-    assert loaded.server == dataclasses.replace(config.ServerConfig(), api_keys=("a",))
+    assert loaded.server == dataclasses.replace(ServerConfig(), api_keys=("a",))
     assert loaded.origins["server.api_keys"].text == "flag --api-key"
     assert loaded.origins["models.default"].text == "argument MODEL"
     assert loaded.origins["server.host"].layer == "default"
@@ -411,7 +412,7 @@ def test_byte_order_mark_is_accepted(file: Path) -> None:
 def test_keys_are_never_shown(file: Path) -> None:
     loaded = load(file, '[server]\napi_keys = ["sesame"]')
     assert "sesame" not in repr(loaded)
-    assert "sesame" not in config.SETTINGS["server.api_keys"].text(loaded.server.api_keys)
+    assert "sesame" not in SETTINGS["server.api_keys"].text(loaded.server.api_keys)
     error = refusal(file, '[server]\napi_keys = [["sesame"]]')
     assert "sesame" not in f"{error.message}{error.hint}"
 
@@ -434,17 +435,17 @@ def test_default_file_sets_nothing(file: Path) -> None:
 def test_default_file_with_every_line_taken_in_is_the_default(file: Path) -> None:
     text = re.sub(r"(?m)^# (?=\w+ = )", "", config_pages.default_file())
     assert {f"{section}.{name}" for section, table in tomllib.loads(text).items() for name in table} == set(
-        config.SETTINGS
+        SETTINGS
     )
     loaded = load(file, text)
-    for key, each in config.SETTINGS.items():
+    for key, each in SETTINGS.items():
         assert loaded.value(key) == (each.example if each.default is None else each.default), key
 
 
 def test_reference_has_a_row_for_every_key() -> None:
     rows = [line for line in config_pages.reference_markdown().splitlines() if line.startswith("| `")]
-    assert len(rows) == len(config.SETTINGS)
-    for row, each in zip(rows, config.SETTINGS.values(), strict=True):
+    assert len(rows) == len(SETTINGS)
+    for row, each in zip(rows, SETTINGS.values(), strict=True):
         name, default, meaning, variables = (cell.strip() for cell in row.strip("|").split("|"))
         assert (name, default) == (f"`{each.name}`", f"`{each.text(each.default)}`")
         assert meaning.startswith(each.doc)

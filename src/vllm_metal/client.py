@@ -25,7 +25,7 @@ from vllm_metal.errors import (
 )
 
 if TYPE_CHECKING:
-    from vllm_metal.config import ServerConfig
+    from vllm_metal.settings import ServerConfig
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S = 10.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from vllm_metal.config import MODEL_SETTINGS, SECTIONS, SETTINGS
 from vllm_metal.setting import Setting
+from vllm_metal.settings import MODEL_SETTINGS, SECTIONS, SETTINGS
 from vllm_metal.toml_document import render
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from vllm_metal import config, config_pages
 from vllm_metal.cli.config import app
 from vllm_metal.errors import ConfigError
+from vllm_metal.settings import SETTINGS
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ def test_show(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METAL_LOG_LEVEL", "debug")
     rows = [line.split(maxsplit=1) for line in metal_config("show", "--config", file).stdout.splitlines()]
     shown = {key: " ".join(rest.split()) for key, rest in rows}
-    assert list(shown) == list(config.SETTINGS)
+    assert list(shown) == list(SETTINGS)
     assert shown["server.port"] == "9000 config.toml line 2"
     assert shown["server.api_keys"] == '["***"] config.toml line 3'
     assert shown["server.host"] == '"127.0.0.1" default'
@@ -61,7 +62,7 @@ def test_show(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_show_json(file: Path) -> None:
     write(file, '[server]\nport = 9000\napi_keys = ["sesame", "b"]\n')
     shown = json.loads(metal_config("show", "--json", "--config", file).stdout)
-    assert list(shown) == list(config.SETTINGS)
+    assert list(shown) == list(SETTINGS)
     assert shown["server.port"] == {"value": 9000, "origin": "config.toml line 2"}
     assert shown["server.api_keys"]["value"] == ["***", "***"]
     assert shown["engine.seed"] == {"value": None, "origin": "default"}
@@ -198,13 +199,13 @@ def numbers(each: config.Setting) -> st.SearchStrategy[float]:
 
 
 INPUTS = {
-    **{key: numbers(each) for key, each in config.SETTINGS.items() if each.kind in (int, float)},
-    **{key: st.booleans() for key, each in config.SETTINGS.items() if each.kind is bool},
+    **{key: numbers(each) for key, each in SETTINGS.items() if each.kind in (int, float)},
+    **{key: st.booleans() for key, each in SETTINGS.items() if each.kind is bool},
     "models.aliases": st.from_regex(r"[\w.]+=[\w/.]+(, ?[\w.]+=[\w/.]+)?", fullmatch=True),
     "models.adapters": st.from_regex(r"[\w.]+=~?[\w/.]+", fullmatch=True),
-    "engine.device": st.sampled_from(config.SETTINGS["engine.device"].choices),
-    "engine.dtype": st.sampled_from(config.SETTINGS["engine.dtype"].choices),
-    "log.level": st.sampled_from(config.SETTINGS["log.level"].choices),
+    "engine.device": st.sampled_from(SETTINGS["engine.device"].choices),
+    "engine.dtype": st.sampled_from(SETTINGS["engine.dtype"].choices),
+    "log.level": st.sampled_from(SETTINGS["log.level"].choices),
 }
 
 
@@ -214,14 +215,14 @@ def test_set_then_load(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
     file.unlink(missing_ok=True)
     if data.draw(st.booleans()):
         file.write_text(config_pages.default_file())
-    expected = {key: each.default for key, each in config.SETTINGS.items()}
-    for key in data.draw(st.lists(st.sampled_from(list(config.SETTINGS)), min_size=1, max_size=4)):
-        each = config.SETTINGS[key]
+    expected = {key: each.default for key, each in SETTINGS.items()}
+    for key in data.draw(st.lists(st.sampled_from(list(SETTINGS)), min_size=1, max_size=4)):
+        each = SETTINGS[key]
         text = str(data.draw(INPUTS.get(key, WORDS)))
         expected[key] = each.resolve(each.read(text))
         metal_config("set", key, text, "--config", file)
     loaded = config.load(path=file, environ={})
-    assert {key: loaded.value(key) for key in config.SETTINGS} == expected
+    assert {key: loaded.value(key) for key in SETTINGS} == expected
     explanations = {line for line in config_pages.default_file().splitlines() if " = " not in line}
     assert not file.read_text().startswith("# Conf") or explanations <= set(file.read_text().split("\n"))
 

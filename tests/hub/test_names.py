@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_metal import config
-from vllm_metal.config import ModelsConfig
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.hub.catalogue import known_models
 from vllm_metal.hub.names import (
@@ -19,6 +18,7 @@ from vllm_metal.hub.names import (
     configured_source,
     parse_source,
 )
+from vllm_metal.settings import ModelsConfig
 
 PART = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9]|[._-][A-Za-z0-9]){0,20}", fullmatch=True).filter(
     lambda part: not part.endswith(".git")

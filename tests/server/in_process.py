@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from vllm_metal.config import Config, ModelsConfig, ServerConfig
+from vllm_metal.config import Config
 from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.server.run import serve
+from vllm_metal.settings import ModelsConfig, ServerConfig
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from in_process import MODEL, ask
 
-from vllm_metal.config import ModelsConfig
 from vllm_metal.hub import folders as hub_folders
 from vllm_metal.server import folders
+from vllm_metal.settings import ModelsConfig
 
 ROUTE = "/admin/model-folders"
 

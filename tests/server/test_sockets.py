@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from vllm_metal.config import ServerConfig
 from vllm_metal.errors import ConfigError, PortInUse
 from vllm_metal.server import sockets
+from vllm_metal.settings import ServerConfig
 
 
 def test_a_taken_port_names_its_holder_and_a_way_out() -> None:

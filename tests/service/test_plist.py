@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_metal import config, paths
+from vllm_metal import paths
 from vllm_metal.errors import ServiceError
 from vllm_metal.service import launchd, plist
+from vllm_metal.settings import EXIT_TIMEOUT_S
 
 METAL = Path("/opt/homebrew/opt/vllm-metal/bin/metal")
 NAME = f"{launchd.LABEL}.plist"
@@ -27,7 +28,7 @@ def test_what_it_says():
     assert entries["ProgramArguments"] == [str(METAL), "serve"]
     assert entries["RunAtLoad"] is True
     assert entries["KeepAlive"] == {"SuccessfulExit": False}
-    assert entries["ExitTimeOut"] == config.EXIT_TIMEOUT_S
+    assert entries["ExitTimeOut"] == EXIT_TIMEOUT_S
     assert entries["ProcessType"] == "Interactive"
     assert entries["LimitLoadToSessionType"] == ["Aqua", "Background"]
     assert entries["StandardOutPath"] == entries["StandardErrorPath"] == str(launchd.stdio_file())

@@ -13,8 +13,8 @@ import typer
 from typer.models import OptionInfo
 
 from vllm_metal.cli import printer
-from vllm_metal.config import SETTINGS
 from vllm_metal.errors import ConfigError, MetalError
+from vllm_metal.settings import SETTINGS
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ def serve(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="`org/name\\[@revision]`, a folder, a `.gguf` file or `smollm2`; else the configured one.",
+            help="`org/name\\[@revision]`, a folder, a `.gguf` file, or a short name as `metal list --known` "
+            "shows them; else the configured one.",
         ),
     ] = None,
     host: Annotated[str | None, _option("server.host")] = None,

@@ -16,6 +16,7 @@ from vllm_metal.cli import printer
 from vllm_metal.errors import ConfigError, MetalError, ServiceError
 from vllm_metal.service import agent, executable, launchctl, launchd, log_tail, plist, status
 from vllm_metal.service.status import Status
+from vllm_metal.settings import SETTINGS
 
 HELP = "Run the server at login and keep it running, through launchd."
 
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _warn_of_variables() -> None:
-    ours = {name for each in config.SETTINGS.values() for name in (each.environment, *each.variables)}
+    ours = {name for each in SETTINGS.values() for name in (each.environment, *each.variables)}
     if given := sorted(os.environ.keys() & {*ours, "METAL_CONFIG", "HF_HOME", "HF_ENDPOINT", "HF_TOKEN"}):
         names = ", ".join(f"`{name}`" for name in given)
         printer.warning(f"launchd does not hand {names} to the service, which reads `{paths.config_file()}`")

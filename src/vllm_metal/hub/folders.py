@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from vllm_metal import paths
-from vllm_metal.config import ModelsConfig
+from vllm_metal.settings import ModelsConfig
 
 
 def model_folders(models: ModelsConfig) -> list[Path]:

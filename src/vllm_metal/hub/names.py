@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from vllm_metal.config import Config, ModelsConfig
+from vllm_metal.config import Config
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.hub import other_tools
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.catalogue import known_models
+from vllm_metal.settings import ModelsConfig
 
 
 @dataclass(frozen=True, slots=True)

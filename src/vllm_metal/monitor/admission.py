@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 
-from vllm_metal.config import EngineConfig
 from vllm_metal.errors import UnsupportedModel
 from vllm_metal.hub.disk import format_bytes
 from vllm_metal.hub.repository import Repository
 from vllm_metal.monitor import mlx_process
+from vllm_metal.settings import EngineConfig
 
 _FORCE = "`--force` fetches it all the same"
 

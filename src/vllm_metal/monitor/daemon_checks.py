@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from vllm_metal.client import Client
-from vllm_metal.config import ServerConfig
 from vllm_metal.errors import MetalError
 from vllm_metal.monitor.finding import Finding
 from vllm_metal.monitor.surroundings import Surroundings
+from vllm_metal.settings import ServerConfig
 
 _CONNECT_TIMEOUT_S = 2.0
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm_metal.config import EngineConfig
 from vllm_metal.errors import EngineError, MetalError
 from vllm_metal.hub import store
 from vllm_metal.hub.disk import format_bytes
@@ -15,6 +14,7 @@ from vllm_metal.hub.names import configured_source
 from vllm_metal.monitor import mlx_process
 from vllm_metal.monitor.finding import Finding
 from vllm_metal.monitor.surroundings import Surroundings
+from vllm_metal.settings import EngineConfig
 
 # Some GPUs multiply float32 in less than float32's precision.
 _TOLERANCE = 1e-2

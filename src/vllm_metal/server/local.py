@@ -11,10 +11,11 @@ from pathlib import Path
 from types import TracebackType
 
 from vllm_metal.client import Client
-from vllm_metal.config import Config, ServerConfig
+from vllm_metal.config import Config
 from vllm_metal.hub.progress import ShowProgress, silence
 from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.server.run import running
+from vllm_metal.settings import ServerConfig
 
 
 class LocalClient:

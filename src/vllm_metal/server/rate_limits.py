@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from vllm_metal.config import ServerConfig
 from vllm_metal.errors import RateLimited
 from vllm_metal.server import security
 from vllm_metal.server.keys import PROBES, RATE_LIMIT
+from vllm_metal.settings import ServerConfig
 
 
 @dataclass(slots=True)

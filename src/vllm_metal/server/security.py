@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from vllm_metal.config import ServerConfig
 from vllm_metal.server.keys import PROBES
+from vllm_metal.settings import ServerConfig
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "host.docker.internal"})
 

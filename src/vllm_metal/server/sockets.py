@@ -9,8 +9,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from vllm_metal.config import ServerConfig
 from vllm_metal.errors import ConfigError, MetalError, PortInUse
+from vllm_metal.settings import ServerConfig
 
 _Address = tuple[str, int]
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_metal.config import EXIT_TIMEOUT_S
 from vllm_metal.errors import ServiceError
 from vllm_metal.service import executable, launchctl, launchd, plist, probe
 from vllm_metal.service.launchctl import Job
+from vllm_metal.settings import EXIT_TIMEOUT_S
 
 _POLL_S = 0.2
 _BOOTSTRAP_PAUSES_S = (0.5, 1.0, 2.0)

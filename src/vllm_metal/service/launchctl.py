@@ -9,8 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_metal.config import EXIT_TIMEOUT_S
 from vllm_metal.errors import ServiceError
+from vllm_metal.settings import EXIT_TIMEOUT_S
 
 NO_SUCH_PROCESS = 3
 IO_ERROR = 5

@@ -14,10 +14,10 @@ from xml.parsers import expat
 from xml.sax.saxutils import escape
 
 from vllm_metal import paths
-from vllm_metal.config import EXIT_TIMEOUT_S
 from vllm_metal.errors import ServiceError
 from vllm_metal.service import launchd, whole_file
 from vllm_metal.service.open_files import NUM_OPEN_FILES
+from vllm_metal.settings import EXIT_TIMEOUT_S
 
 _SYSTEM_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
