@@ -27,7 +27,7 @@ def layers(model):
 
 
 def _product(matrices):
-    return matrices[0] @ matrices[1]
+    return matrices.a @ matrices.b
 
 
 def assert_equal(adapter, other):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
@@ -10,7 +12,7 @@ from mlx_lm.tuner.utils import load_adapters
 import adapter_writer
 import tiny_models
 from engine_driver import make_core, request, run
-from vllm_metal.engine.mlx import adapted_layers, adapters, kv_cache
+from vllm_metal.engine.mlx import adapted_layers, adapters, kv_cache, linear
 from vllm_metal.engine.mlx.self_check import Mode, agrees
 
 PROMPTS = [
@@ -141,6 +143,26 @@ def test_a_step_without_an_adapter_costs_nothing_more(adapted, monkeypatch):
     for how in MODES.values():
         plain = [request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
         assert len(run(make_core(adapted, **how), plain)) == len(PROMPTS)
+
+
+def test_rows_may_be_folded_into_one_sequence(adapted, expected):
+    linear.flatten_rows(adapted)
+    answers = run(make_core(adapted, mode="fused", max_num_batched_tokens=48), _requests())
+    assert [answers[str(i)].token_ids for i in range(len(PROMPTS))] == expected
+
+
+def test_the_memory_of_adapters_goes_with_the_model(make_model, folders):
+    gc.collect()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        model = make_model()
+        adapted_layers.install(model, folders, mx.float32)
+        assert mx.get_active_memory() > before
+        del model
+        assert mx.get_active_memory() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("mode", [Mode.FUSED, Mode.SPLIT])

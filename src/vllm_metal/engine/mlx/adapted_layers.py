@@ -37,30 +37,33 @@ def install(model: Any, folders: Sequence[Path], dtype: mx.Dtype) -> None:
             mx.concatenate([matrices.a.astype(dtype) for matrices in of_layer.values()], axis=-1),
             mx.concatenate([matrices.b.astype(dtype) for matrices in of_layer.values()], axis=-2),
         )
-        mx.eval(beside)
+        mx.eval(beside.a, beside.b)
         own.num_bytes += beside.a.nbytes + beside.b.nbytes
         ranks = tuple((adapter, matrices.rank) for adapter, matrices in of_layer.items())
+        # Arrays in the function of a class would outlive the model.
+        modules[path].beside = beside
         adapt = _adapt_linear if beside.a.ndim == 2 else _adapt_experts
-        adapt(modules[path], own, beside, ranks)
+        adapt(modules[path], own, ranks)
     for module in modules.values():
         if isinstance(module, (SwitchGLU, SwitchMLP)):
             _tell_order(module, own)
 
 
-def _adapt_linear(layer: Any, own: Adapters, beside: LowRank, ranks: Ranks) -> None:
+def _adapt_linear(layer: Any, own: Adapters, ranks: Ranks) -> None:
     plain = type(layer)
 
     def call(self: Any, inputs: mx.array) -> mx.array:
         outputs: mx.array = plain.__call__(self, inputs)
         if not own.are_used:
             return outputs
+        beside: LowRank = self.beside
         columns = own.only_own(inputs @ beside.a, ranks)
         return outputs + (columns @ beside.b).astype(outputs.dtype)
 
     override(layer, "__call__", call)
 
 
-def _adapt_experts(layer: Any, own: Adapters, beside: LowRank, ranks: Ranks) -> None:
+def _adapt_experts(layer: Any, own: Adapters, ranks: Ranks) -> None:
     plain = type(layer)
 
     def call(self: Any, inputs: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
@@ -68,7 +71,9 @@ def _adapt_experts(layer: Any, own: Adapters, beside: LowRank, ranks: Ranks) -> 
         if not own.are_used:
             return outputs
         experts: Any = {"rhs_indices": indices, "sorted_indices": sorted_indices}
-        columns = own.only_own(mx.gather_mm(inputs, beside.a, **experts), ranks, are_sorted=sorted_indices)
+        beside: LowRank = self.beside
+        columns = mx.gather_mm(inputs, beside.a, **experts)
+        columns = own.only_own(columns, ranks, are_sorted=sorted_indices)
         return outputs + mx.gather_mm(columns, beside.b, **experts).astype(outputs.dtype)
 
     override(layer, "__call__", call)

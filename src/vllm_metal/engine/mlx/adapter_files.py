@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,7 +25,8 @@ _ADAPTABLE = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear
 _OTHER_BASE = "it was made for another base model, or for another program's form of it"
 
 
-class LowRank(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LowRank:
     """What is added to a linear layer: x @ a @ b, where a is [inputs, rank], b [rank, outputs].
 
     For a layer of experts both have one more axis, which comes first.
