@@ -85,7 +85,8 @@ def _tell_order(module: Any, own: Adapters) -> None:
 
     def call(self: Any, inputs: mx.array, indices: mx.array) -> mx.array:
         # As the module itself sorts; where it does not, this is never computed.
-        with own.sorted_by(mx.argsort(indices.flatten())):
+        order = mx.argsort(indices.flatten()) if own.are_used else None
+        with own.sorted_by(order):
             outputs: mx.array = plain.__call__(self, inputs, indices)
         return outputs
 

@@ -46,7 +46,7 @@ class Adapters:
         return self._rows is not None
 
     @contextmanager
-    def sorted_by(self, order: mx.array) -> Iterator[None]:
+    def sorted_by(self, order: mx.array | None) -> Iterator[None]:
         """What layers call sorted meanwhile are tokens in this order, each as often as it has experts."""
         self._order = order
         try:
