@@ -243,10 +243,12 @@ def _activation(name: str) -> pooling.Activation:
 
 
 def _classifier_head(config: dict[str, Any], weights: Weights) -> pooling.ClassifierHead:
-    dense_name, out_name, activation = next(each for each in _CLASSIFIERS if f"{each[1]}.weight" in weights)
-    dense, out = _linear(weights, dense_name), _linear(weights, out_name)
-    _check_labels(out.weight.shape[0])
-    return pooling.ClassifierHead(pooling.first, dense, activation, out, _final(config))
+    for dense_name, out_name, activation in _CLASSIFIERS:
+        if f"{dense_name}.weight" in weights:
+            dense, out = _linear(weights, dense_name), _linear(weights, out_name)
+            _check_labels(out.weight.shape[0])
+            return pooling.ClassifierHead(pooling.first, dense, activation, out, _final(config))
+    raise UnsupportedModel("the model has no classifier of a kind that is known")
 
 
 #: The layers of a classifier, and what is between: RoBERTa's, DistilBERT's and BERT's.
