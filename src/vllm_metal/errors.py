@@ -12,7 +12,8 @@ MetalError                    exit 1: the user's to mend
 ├── ServiceError              launchd refused, or the service did not come up
 ├── ServerUnreachable         raised by the client side
 ├── InvalidRequest            HTTP 400; knows the field
-│   └── PromptTooLong
+│   ├── PromptTooLong
+│   └── ResponseNotFound      HTTP 404: no response of the client's by that id
 ├── EngineBusy                HTTP 429: the queue is full
 │   └── RateLimited           this client asks for more than it may
 ├── DeadlineExceeded          HTTP 408: the request's own time limit
@@ -106,6 +107,10 @@ class PromptTooLong(InvalidRequest):
             f"the prompt has {size}",
             param=param,
         )
+
+
+class ResponseNotFound(InvalidRequest):
+    code = "response_not_found"
 
 
 class EngineBusy(MetalError):

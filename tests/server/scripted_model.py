@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import AddedToken
 
@@ -140,6 +141,7 @@ def serving(
     *,
     script: Script = last_message,
     max_model_len: int = 4096,
+    **server: Any,
 ) -> Iterator[str]:
     """The URL of a server whose model has these formats, every mark of which is a special token."""
     formats = OutputFormats(
@@ -151,7 +153,7 @@ def serving(
     async def serve() -> None:
         engine = AsyncEngine(lambda: _load(formats, script, max_model_len), max_queued=64)
         await engine.start()
-        async with running(Config(server=ServerConfig(port=0)), Manager(engine)) as [url, *_]:
+        async with running(Config(server=ServerConfig(**{"port": 0, **server})), Manager(engine)) as [url, *_]:
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             listening.set_result((url, lambda: loop.call_soon_threadsafe(stop.set)))

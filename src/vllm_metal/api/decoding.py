@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from vllm_metal.api.request_body import RequestBody
 from vllm_metal.errors import InvalidRequest
@@ -14,6 +16,7 @@ from vllm_metal.errors import InvalidRequest
 logger = logging.getLogger(__name__)
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
+QueryT = TypeVar("QueryT", bound=Struct)
 
 # "Expected `str`, got `int` - at `$.messages[0].content`"
 _PROBLEM_AT_PATH = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
@@ -38,6 +41,14 @@ def decode(body: bytes, request_type: type[RequestT]) -> RequestT:
         raise InvalidRequest("the body is nested too deeply") from None
     _log_ignored(fields, request_type)
     return request
+
+
+def decode_query(query: Mapping[str, str], query_type: type[QueryT]) -> QueryT:
+    """Raises InvalidRequest for a parameter that is wrong."""
+    try:
+        return msgspec.convert(dict(query), query_type, strict=False)
+    except msgspec.ValidationError as exc:
+        raise _invalid_field(str(exc)) from None
 
 
 def _whole(value: object) -> object:

@@ -15,6 +15,7 @@ from vllm_metal.errors import (
     MetalError,
     ModelNotFound,
     PromptTooLong,
+    ResponseNotFound,
 )
 
 #: What requests said may stand in a message or in the name of a field.
@@ -30,6 +31,7 @@ class ErrorKind(NamedTuple):
 KINDS: dict[type[MetalError], ErrorKind] = {
     InvalidRequest: ErrorKind(400, "invalid_request_error", None),
     PromptTooLong: ErrorKind(400, "invalid_request_error", PromptTooLong.code),
+    ResponseNotFound: ErrorKind(404, "invalid_request_error", ResponseNotFound.code),
     ModelNotFound: ErrorKind(404, "invalid_request_error", "model_not_found"),
     DeadlineExceeded: ErrorKind(408, "timeout_error", "deadline_exceeded"),
     EngineBusy: ErrorKind(429, "rate_limit_error", "rate_limit_exceeded"),

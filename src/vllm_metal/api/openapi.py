@@ -38,8 +38,8 @@ class Operation:
     """One method of one path. A `reply` is a type of JSON bodies, or the media type of another kind.
 
     `bodies` are the types that the body may have, `events` those of a streamed reply's events: one,
-    or several that go by their tags. `replies` are bodies of statuses other than 200 that are no errors in
-    the usual shape. An `open` one needs no API key.
+    or several that go by their tags. `replies` are bodies of statuses other than 200 that are no `error`. An
+    `open` one needs no API key.
     """
 
     method: Literal["get", "post", "delete"]
@@ -48,19 +48,21 @@ class Operation:
     reply: type[Struct] | str
     bodies: tuple[type[RequestBody], ...] = ()
     events: tuple[type[Struct], ...] = ()
+    query: type[Struct] | None = None
+    error: type[Struct] = ErrorBody
     replies: Mapping[int, type[Struct]] = field(default_factory=dict)
     open: bool = False
 
     @property
     def types(self) -> set[type[Struct]]:
-        types = {*self.bodies, *self.events, *self.replies.values()}
+        types = {*self.bodies, *self.events, self.error, *self.replies.values()}
         return types | {self.reply} if isinstance(self.reply, type) else types
 
 
 def document(operations: Iterable[Operation], *, version: str, with_keys: bool) -> Schema:
     """The document. `with_keys` tells whether the server asks for API keys."""
     operations = list(operations)
-    types = {ErrorBody}.union(*(each.types for each in operations))
+    types = set[type[Struct]]().union(*(each.types for each in operations))
     _, schemas = msgspec.json.schema_components(
         sorted(types, key=lambda each: each.__name__), ref_template=_REF
     )
@@ -101,11 +103,9 @@ def _add_what_decoding_knows(schema: Schema, body: type[RequestBody]) -> None:
 
 def _describe(operation: Operation) -> Schema:
     described: Schema = {"summary": operation.summary, "operationId": _operation_id(operation)}
-    if names := [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in names
-        ]
+    names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    if parameters := [*map(_path_parameter, names), *_query_parameters(operation.query)]:
+        described["parameters"] = parameters
     if operation.bodies:
         described["requestBody"] = {
             "required": True,
@@ -113,6 +113,18 @@ def _describe(operation: Operation) -> Schema:
         }
     described["responses"] = _responses(operation, with_404=bool(names))
     return described
+
+
+def _path_parameter(name: str) -> Schema:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _query_parameters(query: type[Struct] | None) -> list[Schema]:
+    if query is None:
+        return []
+    _, schemas = msgspec.json.schema_components([query], ref_template=_REF)
+    properties = schemas[query.__name__]["properties"]
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]
 
 
 def _responses(operation: Operation, *, with_404: bool) -> Schema:
@@ -124,13 +136,15 @@ def _responses(operation: Operation, *, with_404: bool) -> Schema:
     if operation.events:
         content["text/event-stream"] = _events(operation.events)
     errors = _ERRORS | (_BODY_ERRORS if operation.bodies else {})
+    if operation.query or (operation.method == "post" and with_404):
+        errors = errors | {400: _BODY_ERRORS[400]}
     if with_404:
-        errors = errors | {404: _BODY_ERRORS[404]}
+        errors = errors | {404: "There is none by this id."}
     if operation.open:
         errors = {status: errors[status] for status in errors if status != 401}
     responses: Schema = {"200": {"description": "Done.", "content": content}}
     for status, description in sorted(errors.items()):
-        responses[str(status)] = _json(description, ErrorBody)
+        responses[str(status)] = _json(description, operation.error)
         if status in (429, 503):
             responses[str(status)]["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}}
     for status, reply in operation.replies.items():

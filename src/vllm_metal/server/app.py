@@ -6,10 +6,11 @@ from aiohttp import web
 
 from vllm_metal.config import Config
 from vllm_metal.server import middlewares, security
-from vllm_metal.server.keys import CONFIG, INSTALLATION, MACHINE_WATCH, MANAGER, OPERATIONS
+from vllm_metal.server.keys import CONFIG, INSTALLATION, MACHINE_WATCH, MANAGER, OPERATIONS, RESPONSES
 from vllm_metal.server.machine_watch import MachineWatch
 from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.server.rate_limits import limit_rates
+from vllm_metal.server.response_store import ResponseStore
 from vllm_metal.server.routes import ROUTES
 from vllm_metal.service.installation import Installation
 
@@ -30,6 +31,7 @@ def create_app(manager: ModelManager, config: Config) -> web.Application:
     app[CONFIG] = config
     app[MANAGER] = manager
     app[MACHINE_WATCH] = MachineWatch()
+    app[RESPONSES] = ResponseStore()
     app[INSTALLATION] = Installation.current()
     app[OPERATIONS] = tuple(operation for operation, _ in ROUTES)
     app.on_response_prepare.append(middlewares.set_headers)

@@ -23,12 +23,13 @@ from vllm_metal.server.thought_counter import ThoughtCounter
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswers:
-    """What puts the answers into words: which model gives them, its prompt, the names of its tokens, and a
-    reader for each choice.
+    """What puts the answers into words: which model gives them, its prompt, how it samples, the names of its
+    tokens, and a reader for each choice.
     """
 
     model: str
     prompt: list[int]
+    params: SamplingParams
     names: TokenNames
     readers: list[AnswerReader]
     thoughts: list[ThoughtCounter]
@@ -55,6 +56,7 @@ async def respond(
         answers = ChatAnswers(
             manager.served_names[0],
             prompt,
+            params,
             TokenNames(engine.token_bytes, by_id=body.return_tokens_as_token_ids),
             [reading.new_reader(params) for _ in range(body.n)],
             [counter for _ in range(body.n) if (counter := reading.new_thought_counter(engine))],

@@ -9,11 +9,13 @@ from vllm_metal.api.usage import Usage
 from vllm_metal.config import Config
 from vllm_metal.server.machine_watch import MachineWatch
 from vllm_metal.server.model_manager import ModelManager
+from vllm_metal.server.response_store import ResponseStore
 from vllm_metal.service.installation import Installation
 
 CONFIG = web.AppKey("config", Config)
 MACHINE_WATCH = web.AppKey("machine_watch", MachineWatch)
 MANAGER = web.AppKey("manager", ModelManager)
+RESPONSES = web.AppKey("responses", ResponseStore)
 INSTALLATION = web.AppKey("installation", Installation)
 OPERATIONS: web.AppKey[tuple[Operation, ...]] = web.AppKey("operations", tuple)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from aiohttp.typedefs import Handler
 
@@ -10,8 +10,20 @@ from vllm_metal.api.chat import ChatCompletion, ChatCompletionChunk, ChatComplet
 from vllm_metal.api.completions import Completion, CompletionRequest
 from vllm_metal.api.folders import ModelFolders
 from vllm_metal.api.health import Health, Load, Version
+from vllm_metal.api.message_errors import MessageError
+from vllm_metal.api.message_replies import Message, MessageEvent
+from vllm_metal.api.messages import CountTokensRequest, MessagesRequest, TokenCount
 from vllm_metal.api.models import Model, ModelList
 from vllm_metal.api.openapi import Operation
+from vllm_metal.api.response_events import EVENTS as RESPONSE_EVENTS
+from vllm_metal.api.responses import (
+    DeletedResponse,
+    ItemsQuery,
+    Response,
+    ResponseItemList,
+    ResponseQuery,
+    ResponsesRequest,
+)
 from vllm_metal.api.status import ServerStatus
 from vllm_metal.api.tokens import (
     Detokenized,
@@ -20,7 +32,19 @@ from vllm_metal.api.tokens import (
     Tokenized,
     TokenizeTextRequest,
 )
-from vllm_metal.server import about, chat, completions, folders, health, metrics, models, status, tokens
+from vllm_metal.server import (
+    about,
+    chat,
+    completions,
+    folders,
+    health,
+    messages,
+    metrics,
+    models,
+    responses,
+    status,
+    tokens,
+)
 
 
 def _probe(method: Literal["get", "post"], path: str) -> tuple[Operation, Handler]:
@@ -50,6 +74,73 @@ ROUTES: tuple[tuple[Operation, Handler], ...] = (
             events=(Completion,),
         ),
         completions.completions,
+    ),
+    (
+        Operation(
+            "post",
+            "/v1/messages",
+            "The next message of a chat, in the words of Anthropic's API",
+            Message,
+            bodies=(MessagesRequest,),
+            events=(*get_args(MessageEvent), MessageError),
+            error=MessageError,
+        ),
+        messages.create,
+    ),
+    (
+        Operation(
+            "post",
+            "/v1/messages/count_tokens",
+            "How many tokens of a chat the model would read",
+            TokenCount,
+            bodies=(CountTokensRequest,),
+            error=MessageError,
+        ),
+        messages.count_tokens,
+    ),
+    (
+        Operation(
+            "post",
+            "/v1/responses",
+            "The answer to messages, results of calls and what came before them",
+            Response,
+            bodies=(ResponsesRequest,),
+            events=RESPONSE_EVENTS,
+        ),
+        responses.create,
+    ),
+    (
+        Operation(
+            "get",
+            "/v1/responses/{response_id}",
+            "A response that has been kept",
+            Response,
+            query=ResponseQuery,
+        ),
+        responses.retrieve,
+    ),
+    (
+        Operation("delete", "/v1/responses/{response_id}", "Keep a response no longer", DeletedResponse),
+        responses.delete,
+    ),
+    (
+        Operation(
+            "post",
+            "/v1/responses/{response_id}/cancel",
+            "Nothing yet: only responses made in the background can be cancelled",
+            Response,
+        ),
+        responses.cancel,
+    ),
+    (
+        Operation(
+            "get",
+            "/v1/responses/{response_id}/input_items",
+            "What came before the answer",
+            ResponseItemList,
+            query=ItemsQuery,
+        ),
+        responses.input_items,
     ),
     (Operation("get", "/v1/models", "The models that are served", ModelList), models.list_models),
     (Operation("get", "/v1/models/{id}", "One of them", Model), models.get_model),
