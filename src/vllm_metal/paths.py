@@ -54,6 +54,11 @@ def cache_dir() -> Path:
     return _folder("Caches", "XDG_CACHE_HOME", ".cache")
 
 
+def conversions_dir() -> Path:
+    """Models that were converted for MLX."""
+    return cache_dir() / "converted"
+
+
 def venv(named: str | None = None) -> Path:
     """The environment that `metal setup` makes: as `named`, else `VLLM_METAL_VENV`, else in the home."""
     path = expand_home(named or os.environ.get("VLLM_METAL_VENV") or "~/.venv-vllm-metal")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,19 +14,30 @@ from typing import Any
 from vllm_metal.errors import NotAModel
 
 MAGIC = b"GGUF"
-#: Weights of one block.
-GROUP_SIZE = 32
 
-_NUMBER_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-#: Bytes of one block of the quantized types that MLX's groups can hold.
-BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+#: Weights and bytes of a block of each type.
+BLOCKS = {
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2),
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98), "IQ3_S": (256, 110), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
+    "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17),
+}  # fmt: skip
 _TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K",
     11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32",
-    27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    41: "Q1_0",
 }  # fmt: skip
 _PLAIN_TYPES = {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
+#: Mixtures of types, by `general.file_type`; other files are called after the commonest of their types.
+_MIXTURES = {
+    10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS",
+    24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M",
+}  # fmt: skip
 
 _UINT32, _STRING, _ARRAY, _UINT64 = 4, 8, 9, 10
 _NUMBER_FORMATS = {
@@ -34,37 +45,91 @@ _NUMBER_FORMATS = {
 }  # fmt: skip
 
 
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Where a tensor lies. `shape` is outermost first, `offset` counts from the start of the file."""
+    """Where a tensor lies. `shape` is outermost first, `offset` counts from the start of its file."""
 
     name: str
     shape: tuple[int, ...]
     type_name: str
+    path: Path
     offset: int
 
     @property
-    def is_quantized(self) -> bool:
-        return self.type_name in BLOCK_BYTES
+    def num_weights(self) -> int:
+        return prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        if self.is_quantized:
-            return prod(self.shape) // GROUP_SIZE * BLOCK_BYTES[self.type_name]
-        return prod(self.shape) * _NUMBER_BYTES[self.type_name]
+        """Of a type in `BLOCKS`."""
+        num_weights, num_bytes = BLOCKS[self.type_name]
+        return self.num_weights // num_weights * num_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
+    """`paths` are the parts of the model, or the one file that it is."""
+
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
+    paths: tuple[Path, ...]
+
+    @property
+    def quantization(self) -> str | None:
+        """What its publisher calls it, `Q4_K_M`, or the commonest quantized type; None without one."""
+        types = Counter(tensor.type_name for tensor in self.tensors.values())
+        quantized = [name for name, _ in types.most_common() if name not in _PLAIN_TYPES]
+        if not quantized:
+            return None
+        file_type = self.metadata.get("general.file_type")
+        return _MIXTURES.get(file_type, quantized[0]) if isinstance(file_type, int) else quantized[0]
 
 
 def read(path: Path) -> GGUFHeader:
-    """Raises NotAModel when the file is not GGUF, or ends within its header."""
+    """Of a file, or of all parts of a model whose first one is at `path`.
+
+    Raises NotAModel when a file is missing, is not GGUF, or ends within its header.
+    """
+    header = _read_part(path)
+    for part in _other_parts(path, header.metadata.get("split.count")):
+        if not part.is_file():
+            raise NotAModel(
+                f"`{part}`, a part of the model, is missing",
+                hint="fetch all parts of the model into one folder",
+            )
+        tensors = _read_part(part).tensors
+        if twice := tensors.keys() & header.tensors.keys():
+            raise damaged(part, f"`{min(twice)}` is in another part too")
+        header = GGUFHeader(header.metadata, header.tensors | tensors, (*header.paths, part))
+    num_tensors = header.metadata.get("split.tensors.count", len(header.tensors))
+    if num_tensors != len(header.tensors):
+        raise damaged(path, f"its parts hold {len(header.tensors)} tensors of {num_tensors}")
+    return header
+
+
+def _other_parts(path: Path, count: Any) -> list[Path]:
+    if not isinstance(count, int) or count <= 1:
+        return []
+    name = _PART.fullmatch(path.name)
+    if name is None or int(name["count"]) != count:
+        raise damaged(path, f"it is one of {count} parts, but is not named `NAME-00001-of-{count:05}.gguf`")
+    if int(name["number"]) != 1:
+        raise NotAModel(
+            f"`{path}` is one part of a model",
+            hint=f"give the first: `{name['stem']}-00001-of-{count:05}.gguf`",
+        )
+    return [
+        path.with_name(f"{name['stem']}-{number:05}-of-{count:05}.gguf") for number in range(2, count + 1)
+    ]
+
+
+def _read_part(path: Path) -> GGUFHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return GGUFHeader(*_read_header(data))
+            return GGUFHeader(*_read_header(path, data), (path,))
     except struct.error:
         raise damaged(path, "it ends within its header") from None
     except (ValueError, OSError) as exc:
@@ -78,13 +143,7 @@ def damaged(path: Path, reason: str) -> NotAModel:
     )
 
 
-def quantization_name(tensors: Iterable[Tensor]) -> str | None:
-    """The quantized type that most of them have."""
-    types = Counter(tensor.type_name for tensor in tensors if tensor.type_name not in _PLAIN_TYPES)
-    return types.most_common(1)[0][0] if types else None
-
-
-def _read_header(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if data[:4] != MAGIC:
         raise ValueError("it does not begin with `GGUF`")
     reader = _Reader(data, position=4)
@@ -104,7 +163,7 @@ def _read_header(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
     for name, shape, type_name, offset in infos:
         if name in tensors:
             raise ValueError(f"`{name}` occurs twice")
-        tensors[name] = Tensor(name, shape, type_name, data_offset + offset)
+        tensors[name] = Tensor(name, shape, type_name, path, data_offset + offset)
     return metadata, tensors
 
 

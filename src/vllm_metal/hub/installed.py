@@ -102,9 +102,7 @@ def _read_config(path: Path) -> tuple[str | None, int | None]:
 def _read_header(path: Path) -> tuple[str | None, int | None]:
     header = gguf_header.read(path)
     length: Any = header.metadata.get(f"{header.metadata.get('general.architecture')}.context_length")
-    told_format = gguf_header.quantization_name(header.tensors.values()) or next(
-        (tensor.type_name for tensor in header.tensors.values()), None
-    )
+    told_format = header.quantization or next((tensor.type_name for tensor in header.tensors.values()), None)
     return told_format, length if isinstance(length, int) else None
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm_metal.errors import ModelError
-from vllm_metal.hub import shared_cache, usage
+from vllm_metal.hub import conversions, shared_cache, usage
 from vllm_metal.hub.installed import InstalledModel
 
 
@@ -41,6 +41,7 @@ def remove(model: InstalledModel, models_dir: Path) -> None:
             hint="see who owns it; `metal list` tells whether the model is still there",
         ) from exc
     usage.forget(model.path)
+    conversions.forget(model.path)
 
 
 def _remove_from_cache(model: InstalledModel) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
 ALIGNMENT = 32
-BLOCK = 32
-_TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
+_NO_QUANTIZER = {
+    # Where the half-precision numbers of a block lie: its scale, and what its minima are multiples of.
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ1_S": (0,),
+    "IQ1_M": (), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
+    "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
 
 
 def write(path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[str, np.ndarray]]) -> Path:
@@ -23,46 +30,47 @@ def write(path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[str, np
         data += b"\0" * (-len(data) % ALIGNMENT)
         dimensions = values.shape[::-1]
         header += _string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
-        header += struct.pack("<IQ", _TYPE_IDS[type_name], len(data))
+        header += struct.pack("<IQ", GGMLQuantizationType[type_name], len(data))
         data += encode(type_name, values)[0]
     path.write_bytes(header + b"\0" * (-len(header) % ALIGNMENT) + data)
     return path
 
 
 def encode(type_name: str, values: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """The bytes of a tensor and the values that they stand for."""
-    if type_name == "F32":
-        return values.astype("<f4").tobytes(), values
-    if type_name == "F16":
-        halves = values.astype("<f2")
-        return halves.tobytes(), halves.astype(np.float32)
-    if type_name == "BF16":
-        words = (values.astype("<f4").view("<u4") >> 16).astype("<u2")
-        return words.tobytes(), (words.astype("<u4") << 16).view("<f4")
-    if type_name == "Q4_K":
-        return b"\0" * (values.size // 256 * 144), np.zeros_like(values)
-    blocks = values.reshape(-1, BLOCK)
-    low, high = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
-    if type_name == "Q8_0":
-        scale = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype("<f2")
-        quantized = np.clip(np.round(blocks / scale.astype(np.float32)), -128, 127).astype(np.int8)
-        parts, restored = [scale, quantized], quantized * scale.astype(np.float32)
-    elif type_name == "Q4_0":
-        scale = (np.maximum(-low, high) / 7).astype("<f2")
-        quantized = np.clip(np.round(blocks / scale.astype(np.float32)) + 8, 0, 15).astype(np.uint8)
-        parts = [scale, _nibbles(quantized)]
-        restored = (quantized.astype(np.float32) - 8) * scale.astype(np.float32)
-    else:
-        scale, minimum = ((high - low) / 15).astype("<f2"), low.astype("<f2")
-        quantized = np.clip(np.round((blocks - low) / scale.astype(np.float32)), 0, 15).astype(np.uint8)
-        parts = [scale, minimum, _nibbles(quantized)]
-        restored = quantized * scale.astype(np.float32) + minimum.astype(np.float32)
-    rows = np.concatenate([part.view(np.uint8).reshape(len(blocks), -1) for part in parts], axis=1)
-    return rows.tobytes(), restored.reshape(values.shape).astype(np.float32)
+    """The bytes of a tensor and the values that they stand for, which are about `values`.
+
+    Types that no quantizer is at hand for get other values of about the same size.
+    """
+    kind = GGMLQuantizationType[type_name]
+    if type_name == "Q8_K":
+        return b"\0" * (values.size // 256 * 292), np.zeros_like(values)
+    data = _blocks(type_name, values) if type_name in _NO_QUANTIZER else quantize(values, kind)
+    return data.tobytes(), dequantize(data, kind).reshape(values.shape).astype(np.float32)
 
 
-def _nibbles(quantized: np.ndarray) -> np.ndarray:
-    return quantized[:, : BLOCK // 2] | (quantized[:, BLOCK // 2 :] << 4)
+def _blocks(type_name: str, values: np.ndarray) -> np.ndarray:
+    kind = GGMLQuantizationType[type_name]
+    num_weights, num_bytes = GGML_QUANT_SIZES[kind]
+    generator = np.random.default_rng(zlib.crc32(values.tobytes()))
+    blocks = generator.integers(0, 256, (values.size // num_weights, num_bytes), np.uint8)
+    _set_scale(type_name, blocks, 1.0)
+    _set_scale(type_name, blocks, float(values.std() / dequantize(blocks, kind).std()))
+    return blocks.reshape(*values.shape[:-1], -1)
+
+
+def _set_scale(type_name: str, blocks: np.ndarray, scale: float) -> None:
+    half = np.array([scale], "<f2").view(np.uint8)
+    if type_name == "IQ1_M":
+        # Its nibbles are the upper ones of four words.
+        for word in range(4):
+            nibble = half[word // 2] >> (4 * (word % 2)) & 15
+            blocks[:, 49 + 2 * word] = (blocks[:, 49 + 2 * word] & 15) | (nibble << 4)
+        return
+    position, *minimum = _NO_QUANTIZER[type_name]
+    blocks[:, position : position + 2] = half
+    for place in minimum:
+        factor = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}[type_name]
+        blocks[:, place : place + 2] = np.array([scale * factor], "<f2").view(np.uint8)
 
 
 def _string(text: str) -> bytes:

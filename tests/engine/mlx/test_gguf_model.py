@@ -13,12 +13,11 @@ from mlx.utils import tree_flatten
 from vllm_metal.engine.mlx import gguf_model, precision
 from vllm_metal.engine.mlx.gguf import GGUFFile
 from vllm_metal.errors import NotAModel, UnsupportedModel
-from vllm_metal.hub import gguf_header
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
-NUM_LAYERS, HIDDEN, HEADS, KV_HEADS, VOCAB = 2, 64, 4, 2, 96
-HEAD_DIM = {"llama": 16, "mistral": 16, "qwen2": 16, "qwen3": 32}
+NUM_LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, VOCAB = 2, 64, 128, 4, 2, 96
+HEAD_DIM, WINDOW, NUM_EXPERTS = 16, 8, 4
 PROMPT = mx.array([[5, 17, 3, 90, 41, 8, 77]])
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -29,34 +28,79 @@ NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.switch_mlp.gate_proj": "ffn_gate_exps",
+    "mlp.switch_mlp.up_proj": "ffn_up_exps",
+    "mlp.switch_mlp.down_proj": "ffn_down_exps",
 }
+NORMS_OF_GEMMA2 = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+MODEL_TYPES = {"mistral": "llama", "gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
+# What mlx-lm's classes and the files say besides, by the files' architecture.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 32},
+    "qwen3moe": {
+        "num_experts": NUM_EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    "gemma2": {
+        "query_pre_attn_scalar": HEAD_DIM,
+        "attn_logit_softcapping": 20.0,
+        "final_logit_softcapping": 15.0,
+    },
+    "gemma3": {
+        "num_hidden_layers": 7,
+        "query_pre_attn_scalar": HEAD_DIM,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 6,
+    },
+}
+METADATA: dict[str, dict[str, Any]] = {
+    "qwen3": {"attention.key_length": 32},
+    "qwen3moe": {"expert_count": NUM_EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32},
+    "gemma2": {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0},
+    "gemma3": {"block_count": 7, "attention.sliding_window": WINDOW},
+}
+ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"]
 
 
 def reference(architecture: str, *, tied: bool = True, **config: Any) -> Any:
     """mlx-lm's own model with random weights, its norms and biases too."""
-    model_type = "llama" if architecture == "mistral" else architecture
+    model_type = MODEL_TYPES.get(architecture, architecture)
     module = import_module(f"mlx_lm.models.{model_type}")
     arguments = {
         "model_type": model_type,
         "hidden_size": HIDDEN,
         "num_hidden_layers": NUM_LAYERS,
-        "intermediate_size": 128,
+        "intermediate_size": INTERMEDIATE,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM[architecture],
+        "head_dim": HEAD_DIM,
         "rms_norm_eps": 1e-6,
         "vocab_size": VOCAB,
         "max_position_embeddings": 512,
         "rope_theta": 10000.0,
         "tie_word_embeddings": tied,
     }
-    model = module.Model(module.ModelArgs.from_dict(arguments | config))
+    arguments |= CONFIGS.get(architecture, {}) | config
+    model = module.Model(module.ModelArgs.from_dict(arguments))
+    if model_type == "gemma3_text" and tied:
+        model.sanitize({})
     generator = np.random.default_rng(1)
     parameters = [
         (name, mx.array(generator.normal(1 if array.ndim == 1 else 0, 0.3, array.shape).astype(np.float32)))
@@ -82,6 +126,7 @@ def write(
     path, architecture, model, type_name="F32", *, permute=True, metadata=None, tensors=None
 ) -> GGUFFile:
     """Write `model` as a GGUF file, and give it the values that the file's types can hold."""
+    names = NAMES | (NORMS_OF_GEMMA2 if architecture in ("gemma2", "gemma3") else {})
     stored, kept = {}, []
     for name, parameter in tree_flatten(model.parameters()):
         array, module = np.array(parameter), name.rpartition(".")[0]
@@ -89,26 +134,28 @@ def write(
         prefix, module = (
             (f"blk.{layer[0]}.", layer[2]) if module.startswith("model.layers.") else ("", module)
         )
-        kind = "F32" if array.ndim == 1 else type_name
+        kind = "F32" if array.ndim == 1 or module == "mlp.gate" else type_name
         kept.append((name, mx.array(gguf_writer.encode(kind, array)[1])))
-        if permute and architecture in ("llama", "mistral") and NAMES[module] in ("attn_q", "attn_k"):
-            array = interleave(array, HEADS if NAMES[module] == "attn_q" else KV_HEADS)
-        stored[f"{prefix}{NAMES[module]}.{name.rpartition('.')[2]}"] = (kind, array)
+        if permute and architecture in ("llama", "mistral") and names[module] in ("attn_q", "attn_k"):
+            array = interleave(array, HEADS if names[module] == "attn_q" else KV_HEADS)
+        if architecture.startswith("gemma") and module.endswith("norm"):
+            array = array + 1
+        stored[f"{prefix}{names[module]}.{name.rpartition('.')[2]}"] = (kind, array)
     model.load_weights(kept)
     keys = {
         "block_count": NUM_LAYERS,
         "embedding_length": HIDDEN,
-        "feed_forward_length": 128,
+        "feed_forward_length": INTERMEDIATE,
         "context_length": 512,
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
-        "attention.key_length": HEAD_DIM[architecture],
+        "attention.key_length": HEAD_DIM,
         "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.freq_base": 10000.0,
     }
     keys = {
         f"{architecture}.{key}": value
-        for key, value in (keys | (metadata or {})).items()
+        for key, value in (keys | METADATA.get(architecture, {}) | (metadata or {})).items()
         if value is not None
     }
     gguf_writer.write(
@@ -123,8 +170,8 @@ def logits_of(file: GGUFFile) -> mx.array:
     return model(PROMPT)
 
 
-@pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0", "Q4_0"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0", "Q5_1", "Q4_0"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_equal_those_of_the_same_weights_in_mlx_lm(tmp_path, architecture, type_name):
     model = reference(architecture)
     file = write(tmp_path, architecture, model, type_name)
@@ -151,7 +198,7 @@ def test_quantized_modules_keep_the_bits_of_their_tensor(tmp_path):
     )
     model, _ = gguf_model.load_model(file)
     assert (model.model.embed_tokens.bits, model.layers[0].self_attn.q_proj.bits) == (8, 4)
-    assert gguf_header.quantization_name(file.tensors.values()) == "Q4_0"
+    assert file.quantization == "Q4_0"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +247,7 @@ def test_llama3_frequencies_are_recognized(tmp_path):
         "original_max_position_embeddings": 8192,
     }
     model = reference("llama", rope_theta=500000.0, rope_scaling=scaling)
-    table = {"rope_freqs.weight": ("F32", llama3_divisors(32.0, 500000.0, 16))}
+    table = {"rope_freqs.weight": ("F32", llama3_divisors(32.0, 500000.0, HEAD_DIM))}
     file = write(tmp_path, "llama", model, metadata={"rope.freq_base": 500000.0}, tensors=table)
     assert gguf_model.load_model(file)[1]["rope_scaling"] == scaling
     np.testing.assert_allclose(logits_of(file), model(PROMPT), rtol=1e-4, atol=1e-4)
@@ -229,7 +276,7 @@ def test_a_sliding_window_bounds_the_context(tmp_path):
     ("metadata", "error", "message"),
     [
         ({"context_length": None}, NotAModel, "`llama.context_length`"),
-        ({"expert_count": 8}, UnsupportedModel, "mixture-of-experts"),
+        ({"expert_count": 8}, UnsupportedModel, "mixtures of experts"),
         ({"rope.scaling.type": "longrope"}, UnsupportedModel, "`longrope`"),
         ({"rope.dimension_count": 8}, UnsupportedModel, "part of each attention head"),
     ],

@@ -11,9 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from vllm_metal.engine.mlx import device, gguf, gguf_model, loader, safetensors
+from vllm_metal.engine.mlx import device, gguf, gguf_config, loader, safetensors
 from vllm_metal.errors import MetalError
-from vllm_metal.hub import gguf_header, store
+from vllm_metal.hub import store
 from vllm_metal.hub.model_config import context_length, number_format, quantization_name
 
 
@@ -43,12 +43,12 @@ def measure(path: Path) -> Footprint:
         safetensors.check_files(path)
         return _of_config(config, sum(file.stat().st_size for file in path.glob(store.WEIGHTS)))
     file = gguf.GGUFFile(path)
-    config = gguf_model.read_config(file)
+    config = gguf_config.read_config(file)
     return _footprint(
         "GGUF",
         config,
-        weight_bytes=sum(tensor.num_bytes for tensor in file.tensors.values()),
-        quantization=gguf_header.quantization_name(file.tensors.values()),
+        weight_bytes=file.held_bytes,
+        quantization=file.quantization,
     )
 
 
@@ -61,7 +61,7 @@ def expect(config: dict[str, Any] | None, architecture: str | None, weight_bytes
         loader.check_architecture(config)
         return _of_config(config, weight_bytes)
     if architecture is not None:
-        gguf_model.check_architecture(architecture)
+        gguf_config.check_architecture(architecture)
     return _footprint("GGUF", {}, weight_bytes=weight_bytes)
 
 

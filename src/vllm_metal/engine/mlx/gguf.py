@@ -7,78 +7,130 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from vllm_metal.engine.mlx.gguf_blocks import BLOCK_TYPES, Groups
 from vllm_metal.errors import UnsupportedModel
 from vllm_metal.hub import gguf_header
-from vllm_metal.hub.gguf_header import BLOCK_BYTES, GROUP_SIZE, Tensor, damaged
+from vllm_metal.hub.gguf_header import BLOCKS, Tensor, damaged
+
+#: Weights that share a scale and a bias.
+GROUP_SIZE = 32
 
 _FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+# So many weights are taken apart at once. What that takes is small beside any model.
+_CHUNK_WEIGHTS = 1 << 23
 
 
 class GGUFFile:
-    """One GGUF file whose header has been checked.
+    """One GGUF file, or all parts of a model, whose headers have been checked.
 
-    Raises NotAModel when the file is not GGUF, is truncated or is corrupt, and UnsupportedModel for tensor
-    types that MLX's groups cannot hold.
+    Raises NotAModel when a file is missing, is not GGUF, is truncated or is corrupt, and UnsupportedModel for
+    types of tensors that are not known.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         header = gguf_header.read(path)
-        self.metadata, self.tensors = header.metadata, header.tensors
+        self.metadata, self.tensors, self.paths = header.metadata, header.tensors, header.paths
+        self._quantization = header.quantization
         self._check_tensors()
 
+    @property
+    def requantized_types(self) -> list[str]:
+        """Those that MLX's groups hold only after quantizing them again."""
+        types = {tensor.type_name for tensor in self.tensors.values()} & BLOCK_TYPES.keys()
+        return sorted(name for name in types if not BLOCK_TYPES[name].is_exact)
+
+    @property
+    def quantization(self) -> str | None:
+        """The file's, and what is not held as it is there: `Q4_K_M (Q6_K as 8-bit)`."""
+        changes = ", ".join(f"{name} as {BLOCK_TYPES[name].bits}-bit" for name in self.requantized_types)
+        return f"{self._quantization} ({changes})" if changes else self._quantization
+
+    @property
+    def held_bytes(self) -> int:
+        """What the tensors take in MLX's layouts."""
+        return sum(map(_held_bytes, self.tensors.values()))
+
     def arrays(self, tensor: Tensor) -> dict[str, mx.array]:
-        """`weight`, and for a quantized tensor also the `scales` and `biases` of MLX's groups of 32.
+        """`weight`, and for a quantized tensor also the float16 `scales` and `biases` of MLX's groups.
 
         A quantized weight is packed in uint32 along its last axis, the bits that MLX's own layers expect.
         """
-        arrays = self._lazy_arrays(tensor)
-        # Evaluated at once, so that the file's own bytes are not kept beside them.
+        raw = np.memmap(tensor.path, np.uint8, mode="r", offset=tensor.offset, shape=(tensor.num_bytes,))
+        if tensor.type_name in _FLOAT_TYPES:
+            weight = mx.array(raw).view(_FLOAT_TYPES[tensor.type_name]).reshape(tensor.shape)
+            # Evaluated at once, so that the file's own bytes are not kept beside them.
+            mx.eval(weight)
+            return {"weight": weight}
+        block_weights, block_bytes = BLOCKS[tensor.type_name]
+        blocks = raw.reshape(-1, block_bytes)
+        step = _CHUNK_WEIGHTS // block_weights
+        chunks = [
+            _converted(tensor.type_name, blocks[start : start + step])
+            for start in range(0, len(blocks), step)
+        ]
+        arrays = {
+            name: mx.concatenate([chunk[name] for chunk in chunks]).reshape(*tensor.shape[:-1], -1)
+            for name in chunks[0]
+        }
         mx.eval(arrays)
         return arrays
 
-    def _lazy_arrays(self, tensor: Tensor) -> dict[str, mx.array]:
-        raw = mx.array(
-            np.memmap(self.path, np.uint8, mode="r", offset=tensor.offset, shape=(tensor.num_bytes,))
-        )
-        if not tensor.is_quantized:
-            return {"weight": raw.view(_FLOAT_TYPES[tensor.type_name]).reshape(tensor.shape)}
-        blocks = raw.reshape(-1, BLOCK_BYTES[tensor.type_name])
-        scales = blocks[:, :2].view(mx.float16)
-        if tensor.type_name == "Q8_0":
-            # int8 becomes uint8 with an offset of 128.
-            values, biases = blocks[:, 2:] ^ 0x80, -128 * scales
-        elif tensor.type_name == "Q4_0":
-            values, biases = _pack_nibbles(blocks[:, 2:]), -8 * scales
-        else:
-            values, biases = _pack_nibbles(blocks[:, 4:]), blocks[:, 2:4].view(mx.float16)
-        rows = tensor.shape[:-1]
-        return {
-            "weight": values.view(mx.uint32).reshape(*rows, -1),
-            "scales": scales.reshape(*rows, -1),
-            "biases": biases.reshape(*rows, -1),
-        }
-
     def _check_tensors(self) -> None:
         tensors = self.tensors.values()
-        unsupported = sorted(
-            {tensor.type_name for tensor in tensors} - _FLOAT_TYPES.keys() - BLOCK_BYTES.keys()
-        )
-        if unsupported:
-            names = ", ".join(f"`{name}`" for name in unsupported)
+        unknown = sorted({tensor.type_name for tensor in tensors} - BLOCKS.keys())
+        if unknown:
+            names = ", ".join(f"`{name}`" for name in unknown)
             raise UnsupportedModel(
                 f"`{self.path}` holds tensors of type {names}, which are not supported",
-                hint="use a Q4_0, Q4_1, Q8_0, F16, BF16 or F32 file of the model, or its MLX version",
+                hint="use a file of another quantization, such as Q4_K_M or Q8_0, or the model's MLX version",
             )
-        size = self.path.stat().st_size
+        sizes = {path: path.stat().st_size for path in self.paths}
         for tensor in tensors:
-            if tensor.is_quantized and tensor.shape[-1] % GROUP_SIZE:
-                raise damaged(self.path, f"the rows of `{tensor.name}` are not whole blocks")
-            if tensor.offset + tensor.num_bytes > size:
-                raise damaged(self.path, f"`{tensor.name}` lies past the end of the file")
+            if tensor.shape[-1] % BLOCKS[tensor.type_name][0]:
+                raise damaged(tensor.path, f"the rows of `{tensor.name}` are not whole blocks")
+            if tensor.offset + tensor.num_bytes > sizes[tensor.path]:
+                raise damaged(tensor.path, f"`{tensor.name}` lies past the end of the file")
 
 
-def _pack_nibbles(blocks: mx.array) -> mx.array:
-    """From GGUF's order (a block's first 16 weights in low nibbles, its last in high ones) to MLX's."""
-    values = mx.concatenate([blocks & 0x0F, blocks >> 4], axis=1)
-    return values[:, 0::2] | (values[:, 1::2] << 4)
+def _held_bytes(tensor: Tensor) -> int:
+    if tensor.type_name in _FLOAT_TYPES:
+        return tensor.num_bytes
+    scale_and_bias = 2 * mx.float16.size
+    group_bytes = GROUP_SIZE * BLOCK_TYPES[tensor.type_name].bits // 8 + scale_and_bias
+    return tensor.num_weights // GROUP_SIZE * group_bytes
+
+
+def _converted(type_name: str, raw: np.ndarray) -> dict[str, mx.array]:
+    block_type = BLOCK_TYPES[type_name]
+    groups = block_type.decode(mx.array(raw))
+    if not block_type.is_exact:
+        groups = _requantized(groups, block_type.bits)
+    arrays = {
+        "weight": _packed(groups.codes, block_type.bits),
+        "scales": groups.scales.reshape(-1).astype(mx.float16),
+        "biases": groups.biases.reshape(-1).astype(mx.float16),
+    }
+    mx.eval(arrays)
+    return arrays
+
+
+def _requantized(groups: Groups, bits: int) -> Groups:
+    """In MLX's groups, the steps spread evenly from each one's lowest weight to its highest."""
+    weights = (groups.codes * groups.scales + groups.biases).reshape(-1, GROUP_SIZE)
+    lowest, highest = weights.min(axis=1, keepdims=True), weights.max(axis=1, keepdims=True)
+    last_code = 2**bits - 1
+    # Rounded as they will be, so that the codes make up for that.
+    biases = lowest.astype(mx.float16).astype(mx.float32)
+    scales = ((highest - biases) / last_code).astype(mx.float16).astype(mx.float32)
+    codes = mx.round((weights - biases) / mx.maximum(scales, 1e-30))
+    return Groups(mx.clip(codes, 0, last_code).astype(mx.uint8), scales, biases)
+
+
+def _packed(codes: mx.array, bits: int) -> mx.array:
+    """uint32: each code's bits right after those of the one before."""
+    eights = codes.reshape(-1, 8).astype(mx.uint64)
+    packed = eights[:, 0]
+    for index in range(1, 8):
+        packed = packed | (eights[:, index] << (bits * index))
+    return packed.reshape(-1, 1).view(mx.uint8)[:, :bits].reshape(-1).view(mx.uint32)

@@ -4,67 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as BackendTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from vllm_metal.engine.mlx.gguf import GGUFFile
+from vllm_metal.engine.mlx.gguf_pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.errors import NotAModel, UnsupportedModel
 
-# How the `pre` of byte-level files splits text before its merges; expressions of the models' own tokenizers.
-_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-_DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
-
-
-def _split(*expressions: str) -> pre_tokenizers.PreTokenizer:
-    splits = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
-    return pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-
-
-def _words(max_digits: str) -> pre_tokenizers.PreTokenizer:
-    return _split(
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-        + max_digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-
-
-_LLAMA3 = _words("{1,3}")
-_QWEN2 = _words("")
-_TEKKEN = _split(
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DEFAULT = _split(
-    r"[\p{P}\$\+<=>\^~\|]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"\p{N}+",
-    r"[0-9][0-9][0-9]",
-)
-_PRE_TOKENIZERS = {
-    "default": _DEFAULT,
-    "gpt-2": _GPT2,
-    "gpt2": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": _TEKKEN,
-}
-# Descendants of tiktoken: a word that is a token is taken whole, and texts begin with BOS.
-_TIKTOKEN_LIKE = (_LLAMA3, _TEKKEN)
-
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _END_TOKEN_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+# Many files name the end of a text alone, and leave these to who reads them.
+_ENDS_OF_TURNS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"}
 
 
 def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Tokenizer:
@@ -78,7 +30,7 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
         if key.startswith("tokenizer.ggml.")
     }
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
-    kind = settings.get("model")
+    kind = str(settings.get("model"))
     if kind not in builders:
         raise UnsupportedModel(
             f"`{file.path}` has a tokenizer of kind `{kind}`, which is not supported",
@@ -87,9 +39,7 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
     try:
         backend = builders[kind](settings)
         _add_tokens(backend, settings)
-        _set_template_processor(
-            backend, settings, adds_bos=kind == "llama" or _pre(settings) in _TIKTOKEN_LIKE
-        )
+        _set_template_processor(backend, settings, adds_bos=kind == "llama" or settings["pre"] in WHOLE_WORDS)
         special_tokens = {
             name: settings["tokens"][settings[key]]
             for name, key in {
@@ -115,18 +65,34 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
 
 def end_token_ids(file: GGUFFile) -> frozenset[int]:
     """Ids that end an answer: of the text, of a turn, of a message."""
-    return frozenset(file.metadata[key] for key in _END_TOKEN_KEYS if key in file.metadata)
+    named = {file.metadata[key] for key in _END_TOKEN_KEYS if key in file.metadata}
+    kinds = zip(
+        file.metadata.get("tokenizer.ggml.tokens", []),
+        file.metadata.get("tokenizer.ggml.token_type", []),
+        strict=False,
+    )
+    ends_of_turns = {
+        token_id
+        for token_id, (token, kind) in enumerate(kinds)
+        if kind in (_CONTROL, _USER_DEFINED) and token in _ENDS_OF_TURNS
+    }
+    return frozenset(named | ends_of_turns)
 
 
 def _byte_level(settings: dict[str, Any]) -> BackendTokenizer:
-    pre_tokenizer = _pre(settings)
+    name = settings.get("pre")
+    if name not in PRE_TOKENIZERS:
+        raise UnsupportedModel(
+            f"the tokenizer splits text by rules that are not known: `{name}`",
+            hint="pass the folder of the model's tokenizer with `--tokenizer`",
+        )
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in settings["merges"])]
     backend = BackendTokenizer(
-        models.BPE(vocab=_vocabulary(settings), merges=merges, ignore_merges=pre_tokenizer in _TIKTOKEN_LIKE)
+        models.BPE(vocab=_vocabulary(settings), merges=merges, ignore_merges=name in WHOLE_WORDS)
     )
-    if pre_tokenizer is _QWEN2:
+    if name in COMPOSED:
         backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = pre_tokenizer
+    backend.pre_tokenizer = PRE_TOKENIZERS[name]
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -169,24 +135,19 @@ def _vocabulary(settings: dict[str, Any]) -> dict[str, int]:
     return {token: token_id for token_id, token in enumerate(settings["tokens"])}
 
 
-def _pre(settings: dict[str, Any]) -> pre_tokenizers.PreTokenizer | None:
-    if settings["model"] != "gpt2":
-        return None
-    name = settings.get("pre")
-    if name not in _PRE_TOKENIZERS:
-        raise UnsupportedModel(
-            f"the tokenizer splits text by rules that are not known: `{name}`",
-            hint="pass the folder of the model's tokenizer with `--tokenizer`",
-        )
-    return _PRE_TOKENIZERS[name]
-
-
 def _add_tokens(backend: BackendTokenizer, settings: dict[str, Any]) -> None:
-    for token, kind in zip(settings["tokens"], settings.get("token_type", []), strict=False):
-        if kind in (_UNKNOWN, _CONTROL):
-            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
-        elif kind == _USER_DEFINED:
-            backend.add_tokens([AddedToken(token, normalized=False)])
+    kinds = list(zip(settings["tokens"], settings.get("token_type", []), strict=False))
+    # At once: each call goes through all that were added before.
+    backend.add_special_tokens(
+        [
+            AddedToken(token, normalized=False, special=True)
+            for token, kind in kinds
+            if kind in (_UNKNOWN, _CONTROL)
+        ]
+    )
+    backend.add_tokens(
+        [AddedToken(token, normalized=False) for token, kind in kinds if kind == _USER_DEFINED]
+    )
 
 
 def _set_template_processor(backend: BackendTokenizer, settings: dict[str, Any], *, adds_bos: bool) -> None:

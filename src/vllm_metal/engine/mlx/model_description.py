@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_metal.config import ModelsConfig
-from vllm_metal.engine.mlx import gguf, gguf_model, loader
-from vllm_metal.hub import gguf_header, store
+from vllm_metal.engine.mlx import gguf, gguf_config, loader
+from vllm_metal.hub import store
 from vllm_metal.hub.model_config import context_length, quantization_name
 from vllm_metal.parsing.output_formats import OutputFormats
+from vllm_metal.settings import ModelsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ def describe(path: Path, models: ModelsConfig) -> ModelDescription:
         number_format = quantization_name(config)
     else:
         source = gguf.GGUFFile(path)
-        config = gguf_model.read_config(source)
-        number_format = gguf_header.quantization_name(source.tensors.values())
+        config = gguf_config.read_config(source)
+        number_format = source.quantization
     tokenizer = loader.load_tokenizer(
         source,
         tokenizer_path=Path(models.tokenizer) if models.tokenizer else None,

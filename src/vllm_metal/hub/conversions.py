@@ -1,0 +1,79 @@
+"""Where models that were converted for MLX are kept, each as long as what it was made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from vllm_metal import __version__, paths
+
+#: Under which a safetensors file names the model that it was made from.
+SOURCE_KEY, IDENTITY_KEY = "source", "identity"
+
+_SUFFIX = ".safetensors"
+
+
+def file_for(source: Path) -> Path:
+    """Of the model whose first file is at `source`."""
+    # Links stay: what they lead to goes by another name after an update.
+    name = hashlib.sha256(_absolute(source).encode(errors="surrogateescape")).hexdigest()
+    return paths.conversions_dir() / f"{name[:32]}{_SUFFIX}"
+
+
+def partial_file_for(source: Path) -> Path:
+    """Where this process writes it, to be renamed to `file_for` once it is whole."""
+    file = file_for(source)
+    return file.with_name(f".{file.stem}.{os.getpid()}{_SUFFIX}")
+
+
+def description(files: Sequence[Path]) -> dict[str, str]:
+    """What a conversion of these files by this version says of itself."""
+    identity = [__version__, *([file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files)]
+    return {SOURCE_KEY: _absolute(files[0]), IDENTITY_KEY: json.dumps(identity)}
+
+
+def forget(source: Path) -> None:
+    """Delete the conversion of a model, if there is one."""
+    with suppress(OSError):
+        file_for(source).unlink()
+
+
+def sweep() -> None:
+    """Delete what was made from models that are gone, and what processes that are gone have left."""
+    for file in _files():
+        is_left = not _is_running(file) if file.name.startswith(".") else not _has_source(file)
+        if is_left:
+            with suppress(OSError):
+                file.unlink()
+
+
+def _files() -> Iterator[Path]:
+    with suppress(OSError):
+        yield from sorted(paths.conversions_dir().glob(f"*{_SUFFIX}"))
+
+
+def _is_running(partial: Path) -> bool:
+    try:
+        os.kill(int(partial.stem.rpartition(".")[2]), 0)
+    except (ValueError, ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _has_source(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        return Path(header["__metadata__"][SOURCE_KEY]).exists()
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+        return False
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)  # noqa: PTH100
