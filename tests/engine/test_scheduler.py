@@ -194,7 +194,8 @@ def test_prefill_beside_decodes_is_held_to_the_pace():
     pace = StepPace(2.0, min_chunk=16)
     for _ in range(3):
         pace.observe(1, 0, 0.010)  # a decode step is 10 ms
-        pace.observe(0, 64, 0.064)  # a prefill token 1 ms
+        for num_tokens in (64, 128):
+            pace.observe(0, num_tokens, num_tokens * 0.001)  # a prefill token 1 ms
     scheduler = make_scheduler(max_num_batched_tokens=500, pace=pace)
     short, long = make_request("short", 1, 1000), make_request("long", 1600)
     scheduler.add(short)
@@ -205,6 +206,15 @@ def test_prefill_beside_decodes_is_held_to_the_pace():
     prefilled = [each.get(long, 0) for each in scheduled]
     assert 64 * 10 - 160 <= sum(prefilled) <= 64 * 10 + 16
     assert min(n for n in prefilled if n) >= 16
+
+
+def test_what_others_leave_of_a_step_begins_no_prompt_if_it_is_less_than_a_chunk():
+    scheduler = make_scheduler(max_num_batched_tokens=100, pace=StepPace(2.0, min_chunk=32))
+    short, middle, long = (make_request(name, size) for name, size in (("s", 30), ("m", 50), ("l", 200)))
+    for request in (short, middle, long):
+        scheduler.add(request)
+    assert step(scheduler) == {short: 30, middle: 50}
+    assert step(scheduler)[long] == 98
 
 
 def test_the_newest_is_preempted_and_is_next_again():

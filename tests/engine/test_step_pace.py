@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ def observed(
     for _ in range(4):
         pace.observe(8, 0, decode_s)
         for num_tokens in (64, 1024):
-            pace.observe(8, num_tokens, decode_s + fixed_s + num_tokens * token_s)
+            pace.observe(0, num_tokens, fixed_s + num_tokens * token_s)
     return pace
 
 
@@ -78,7 +80,8 @@ def test_the_first_step_of_a_shape_is_not_believed():
     pace.observe(8, 0, 5.0)
     for _ in range(3):
         pace.observe(8, 0, 0.01)
-        pace.observe(8, 64, 0.01 + 64 * 0.001)
+        pace.observe(0, 64, 64 * 0.001)
+        pace.observe(0, 512, 512 * 0.001)
     assert pace.allowance(8, 2048) == 0  # 10 ms are 10 tokens, too few for a chunk
     assert pace.allowance(8, 2048) == 16
 
@@ -90,3 +93,48 @@ def test_small_chunks_are_saved_up_for():
         dealt.append(pace.allowance(8, 2048))
         pace.spend(8, dealt[-1])
     assert set(dealt) == {0, 64}
+
+
+def run(pace: StepPace, cost_s: Callable[[int], float], *, num_steps: int, decode_s: float) -> list[int]:
+    """What is dealt in each step, where a step's time is known two steps later, as with one step ahead."""
+    dealt: list[int] = []
+    for number in range(num_steps):
+        dealt.append(pace.allowance(8, 10**9))
+        pace.spend(8, dealt[-1])
+        if number >= 2:
+            num_tokens = dealt[number - 2]
+            pace.observe(8, num_tokens, decode_s + (cost_s(num_tokens) if num_tokens else 0.0))
+    return dealt
+
+
+@given(st.sampled_from([1.1, 1.25, 2.0]), st.floats(1.0, 20.0))
+def test_what_a_step_costs_beyond_belief_is_paid_for(stretch, dearer):
+    pace = observed(stretch, decode_s=0.01, token_s=0.00001, min_chunk=256)
+
+    def cost_s(num_tokens: int) -> float:
+        return dearer * num_tokens * 0.00001
+
+    dealt = run(pace, cost_s, num_steps=400, decode_s=0.01)
+    spent_s = sum(map(cost_s, dealt))
+    allowed_s = (stretch - 1) * 0.01 * (len(dealt) + 2 * WINDOW)
+    least_s = (len(dealt) // WINDOW + 1) * cost_s(256)
+    assert spent_s <= 1.1 * max(allowed_s, least_s) + 3 * cost_s(max(dealt))
+
+
+def test_larger_chunks_are_tried_though_only_small_ones_were_seen():
+    pace = StepPace(2.0, 256)
+    for _ in range(4):
+        pace.observe(8, 0, 0.01)
+        pace.observe(0, 256, 0.008)
+    dealt = run(pace, lambda num_tokens: 0.007 + num_tokens * 4e-6, num_steps=100, decode_s=0.01)
+    assert max(dealt) >= 1024
+
+
+def test_a_size_that_was_dear_once_is_tried_again():
+    pace = StepPace(2.0, 256)
+    for _ in range(4):
+        pace.observe(8, 0, 0.01)
+        pace.observe(0, 2048, 0.4)  # memory grew
+        pace.observe(0, 256, 0.008)
+    dealt = run(pace, lambda num_tokens: 0.007 + num_tokens * 4e-6, num_steps=1000, decode_s=0.01)
+    assert max(dealt[-100:]) >= 1024

@@ -141,6 +141,11 @@ class Scheduler:
                 if not admitting:
                     continue
             num_tokens = min(self.kv.max_num_new_tokens(request), budget)
+            if (
+                num_tokens < min(request.num_remaining_tokens, self.pace.min_chunk)
+                and output.num_prefill_tokens
+            ):
+                continue  # What others left over is too little to be worth a chunk.
             if tells:
                 num_tokens = min(num_tokens, MAX_PROMPT_LOGPROBS - num_logprobs)
             if self._schedule(request, num_tokens, output):
