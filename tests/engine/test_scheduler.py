@@ -209,7 +209,7 @@ def test_prefill_beside_decodes_is_held_to_the_pace():
 
 
 def test_what_others_leave_of_a_step_begins_no_prompt_if_it_is_less_than_a_chunk():
-    scheduler = make_scheduler(max_num_batched_tokens=100, pace=StepPace(2.0, min_chunk=32))
+    scheduler = make_scheduler(max_num_batched_tokens=100, pace=StepPace(1000.0, min_chunk=32))
     short, middle, long = (make_request(name, size) for name, size in (("s", 30), ("m", 50), ("l", 200)))
     for request in (short, middle, long):
         scheduler.add(request)
