@@ -19,6 +19,8 @@ MODEL = {
     "tokenizer.model": b"sentencepiece",
     "merges.txt": b"a b",
     "chat_template.jinja": b"{{ messages }}",
+    "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
+    "2_Dense/model.safetensors": b"a layer behind the pooling",
 }
 OTHERS = {
     "README.md": b"# A model",
@@ -29,6 +31,7 @@ OTHERS = {
     "onnx/model.onnx": b"onnx",
     "onnx/config.json": b"{}",
     "original/model.safetensors": b"weights once more",
+    "4bit/model.safetensors": b"weights in fewer bits",
 }
 
 

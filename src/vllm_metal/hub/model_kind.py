@@ -21,8 +21,8 @@ _ENCODERS = {
     "roberta",
     "xlm-roberta",
 }
-_EMBEDDING_NAME = re.compile(r"\bembed(ding|dings)?\b", re.IGNORECASE)
-_RERANKER_NAME = re.compile(r"\brerank(er|ing)?\b", re.IGNORECASE)
+_EMBEDDING_NAME = re.compile(r"(?<![a-z])embed(ding|dings)?(?![a-z])", re.IGNORECASE)
+_RERANKER_NAME = re.compile(r"(?<![a-z])rerank(er|ing)?(?![a-z])", re.IGNORECASE)
 
 
 class ModelKind(StrEnum):
@@ -33,8 +33,8 @@ class ModelKind(StrEnum):
     SCORE = "score"
 
 
-def model_kind(path: Path, name: str) -> ModelKind:
-    """Of a model at `path`, called `name`. What cannot be read is no reason to fail here: loading will."""
+def model_kind(path: Path) -> ModelKind:
+    """Of a model at `path`. What cannot be read is no reason to fail here: loading will."""
     if not path.is_dir():
         return ModelKind.GENERATE
     config = _read(path / "config.json")
@@ -48,7 +48,9 @@ def model_kind(path: Path, name: str) -> ModelKind:
         return ModelKind.EMBED
     if config.get("model_type") in _ENCODERS:
         return ModelKind.EMBED
-    # A conversion often keeps nothing but the name to tell it from a chat model.
+    # A conversion often keeps nothing but the name to tell it from a chat model. In the hub's cache that is
+    # the name of the folder of all snapshots.
+    name = path.parent.parent.name if path.parent.name == "snapshots" else path.name
     if _RERANKER_NAME.search(name):
         return ModelKind.SCORE
     if _EMBEDDING_NAME.search(name) or architecture.endswith("Model"):

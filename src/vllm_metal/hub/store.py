@@ -15,10 +15,11 @@ from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source
 from vllm_metal.hub.variants import choose, variants_in
 
-# A text model is at the top of its repository: folders hold other formats and demos, `consolidated` files
-# the same weights once more.
+# A text model is at the top of its repository, but for numbered folders like `1_Pooling`, which tell what
+# sentence-transformers do behind it: others hold other formats and demos, `consolidated` files the same
+# weights once more.
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.tiktoken", "tokenizer.model"]
-OTHER_FILES = ["*/*", "consolidated*.safetensors", "adapter_*"]
+OTHER_FILES = ["[!0-9]*/*", "[0-9][!_]*/*", "consolidated*.safetensors", "adapter_*"]
 WEIGHTS = "model*.safetensors"
 
 FETCH_AGAIN = "it may have been fetched only in part: fetch it again"

@@ -20,7 +20,7 @@ TEXTS = ["a", "some words of a text", "abcdefgh " * 5, "zz top"]
 
 
 def load(folder: Path, **options: int) -> LoadedEmbeddingModel:
-    return embedding_loader.load(folder, folder.name, **options)
+    return embedding_loader.load(folder, **options)
 
 
 def vectors(loaded: LoadedEmbeddingModel, inputs: list[EmbeddingInput]) -> np.ndarray:

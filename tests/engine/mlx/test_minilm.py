@@ -33,7 +33,7 @@ PUBLISHED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("texts", "similarities"), PUBLISHED)
 def test_similarities_are_the_published_ones(texts: list[str], similarities: list[float], cache_dir: Path):
-    loaded = embedding_loader.load(minilm.fetch(cache_dir), "all-MiniLM-L6-v2", dtype="float32")
+    loaded = embedding_loader.load(minilm.fetch(cache_dir), dtype="float32")
     assert loaded.traits.max_model_len == 256
     computed = PoolingRunner(loaded.model, loaded.head).compute(loaded.tokenizer.encode(texts, None))
     vectors = [np.frombuffer(each, np.float32) for each in computed]

@@ -38,7 +38,7 @@ def build(path: Path, config: Config, *, name: str, turns: DeviceTurns) -> Loade
     if device.is_cpu():
         blas.warn_if_slow()
     try:
-        loaded = embedding_loader.load(path, name, dtype=engine.dtype, max_model_len=engine.max_model_len)
+        loaded = embedding_loader.load(path, dtype=engine.dtype, max_model_len=engine.max_model_len)
         runner = PoolingRunner(loaded.model, loaded.head)
         max_tokens = _CPU_BATCH_TOKENS if device.is_cpu() else _GPU_BATCH_TOKENS
         step_bytes = _step_bytes(runner, min(loaded.traits.max_model_len, max_tokens), max_tokens, turn)

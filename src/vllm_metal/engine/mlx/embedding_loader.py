@@ -64,15 +64,15 @@ class LoadedEmbeddingModel:
     weight_bytes: int
 
 
-def load(path: Path, name: str, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEmbeddingModel:
-    """The model at `path`, called `name`; `max_model_len` 0 means all that it reads.
+def load(path: Path, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEmbeddingModel:
+    """The model at `path`; `max_model_len` 0 means all that it reads.
 
     Raises NotAModel where files are missing or damaged, UnsupportedModel for what this version cannot run.
     """
     store.inspect(path)
     config = store.read_json(path / "config.json")
     safetensors.check_files(path)
-    compares = model_kind(path, name) is ModelKind.SCORE
+    compares = model_kind(path) is ModelKind.SCORE
     backend = loader.load_tokenizer(path).backend
     is_encoder = config.get("model_type") in bert.MODEL_TYPES
     try:

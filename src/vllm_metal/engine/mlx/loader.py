@@ -13,8 +13,8 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from transformers import AutoTokenizer
 
+from vllm_metal.engine.mlx import bert, gguf, safetensors
 from vllm_metal.engine.mlx import chat_template as chat_templates
-from vllm_metal.engine.mlx import gguf, safetensors
 from vllm_metal.engine.mlx.open_files import kept_open_files_limit
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.engine.sampling_params import SamplingParams
@@ -137,6 +137,8 @@ def load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dict
 def check_architecture(config: dict[str, Any]) -> None:
     """Raises UnsupportedModel."""
     model_type = str(config.get("model_type"))
+    if model_type in bert.MODEL_TYPES:
+        return
     if "model_file" in config:
         raise UnsupportedModel(
             f"model architecture `{model_type}` comes as Python code in the model folder, which is never run",
