@@ -32,7 +32,8 @@ def prepare(tmp_path: Path, mac: FakeMac, daemon: Script, monkeypatch: pytest.Mo
     monkeypatch.setattr(mlx_process, "PYTHON", mac.mlx_python)
     monkeypatch.setattr(active_probe, "SAMPLE_S", 0.1)
     mac.show(ioreg=DATA / "ioreg_m1_max_loaded.txt")
-    daemon.on("/health", replies({"status": "ok"}))
+    for path in ("/health", "/ready"):
+        daemon.on(path, replies({"status": "ok"}))
     daemon.on("/admin/model-folders", replies({"folders": [{"path": "/models", "readable": True}]}))
     daemon.on("/metrics", replies(running(4)))
     daemon.on_chat(generates)

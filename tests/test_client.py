@@ -111,7 +111,7 @@ def test_the_url_may_end_in_v1(server: Script, suffix: str) -> None:
 
 
 def test_the_url_may_have_a_path(server: Script) -> None:
-    server.on("/models/metal/health", replies({"status": "ok"}))
+    server.on("/models/metal/ready", replies({"status": "ok"}))
     assert Client(server.url + "/models/metal/v1").health() == {"status": "ok"}
 
 
@@ -159,7 +159,7 @@ def test_closing_the_stream_closes_the_connection(server: Script) -> None:
 
 def test_health(server: Script) -> None:
     server.on(
-        "/health",
+        "/ready",
         replies({"status": "loading", "stage": "loading weights"}, 503, Retry_After="3"),
         replies({"status": "ok"}),
         replies(""),

@@ -90,8 +90,8 @@ class Client:
             return (response.headers["Server"] or "").startswith("vllm-metal/")
 
     def health(self) -> dict[str, Any]:
-        """What the server says of its state; raises `EngineUnavailable` while it loads or drains."""
-        return self._get("/health")
+        """What the server says of its default model; raises `EngineUnavailable` while it loads or drains."""
+        return self._get("/ready")
 
     def version(self) -> dict[str, Any]:
         """The server's `version` and `pid`, and `restart_needed` if an upgrade awaits a restart."""
@@ -199,7 +199,7 @@ class Client:
     def _refusal(self, response: HTTPResponse) -> MetalError:
         try:
             body = json.loads(response.read())
-            # `/health` tells its state in place of an error.
+            # `/ready` tells its state in place of an error.
             error = body.get("error") or body.get("detail") or body["stage"]
         except (ValueError, AttributeError, KeyError):
             error = f"the server at {self.url} answered {response.status} {response.reason}"

@@ -196,13 +196,13 @@ def test_memory_that_others_have(mac: FakeMac, server: Script, model: str) -> No
         SMALL
         | {"weight_bytes": available // 2, "working_set_bytes": 2 * available, "context_length": available},
     )
-    server.on("/health", replies({"status": "loading", "stage": "loading"}, 503))
+    server.on("/ready", replies({"status": "loading", "stage": "loading"}, 503))
     variables = {"METAL_MODELS_DEFAULT": model, "METAL_ENGINE_MAX_MODEL_LEN": str(available // 15_000)}
     _, found = doctor("--no-probe", **variables)
     assert found["model's memory"]["level"] == "warning"
     assert "or set `engine.gpu_memory_utilization = 0." in found["model's memory"]["hint"]
     # A server that has loaded the model has that memory itself.
-    server.on("/health", replies({"status": "ok"}))
+    server.on("/ready", replies({"status": "ok"}))
     assert doctor("--no-probe", **variables)[1]["model's memory"]["level"] == "ok"
 
 

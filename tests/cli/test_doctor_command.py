@@ -179,7 +179,7 @@ def test_a_key_that_no_client_can_send_is_found() -> None:
 
 
 def test_a_daemon_that_loads_is_a_warning(server: Script) -> None:
-    server.on("/health", replies({"status": "loading", "detail": "loading `smollm2`"}, 503))
+    server.on("/ready", replies({"status": "loading", "detail": "loading `smollm2`"}, 503))
     code, found = doctor()
     assert code == 0
     assert found["daemon"]["level"] == "warning"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from exposed_figures import everything
 from vllm_metal.engine.outputs import EngineStats
-from vllm_metal.monitor.exposition import ServerFigures, render
+from vllm_metal.monitor.exposition import ModelFigures, ServerFigures, render
 from vllm_metal.monitor.machine import Machine
 
 #: What dashboards and alerts of users name: none may be lost.
@@ -51,15 +53,15 @@ HISTOGRAMS = {
 
 
 def nothing() -> ServerFigures:
-    return ServerFigures(
+    model = ModelFigures(
         model_name="org/model",
         num_running=0,
         num_waiting=0,
         stats=EngineStats(),
         model=None,
         max_model_len=None,
-        machine=Machine(),
     )
+    return ServerFigures([model], Machine())
 
 
 def parsed(of: ServerFigures) -> dict[str, Metric]:
@@ -124,6 +126,15 @@ def test_before_a_model_is_loaded_the_counts_are_there_and_zero() -> None:
     assert families.keys() >= COUNTERS | HISTOGRAMS
     assert all(sample.value == 0 for family in families.values() for sample in family.samples)
     assert not [name for name in families if "memory" in name or "gpu" in name]
+
+
+def test_each_model_has_its_own_series() -> None:
+    one, other = everything("one"), everything("other")
+    families = parsed(replace(one, models=[*one.models, *other.models]))
+    for name in ("one", "other"):
+        assert value(families, "vllm:num_requests_running", model_name=name) == 3
+        assert value(families, "vllm:time_to_first_token_seconds_count", model_name=name) == 4
+    assert value(families, "metal:memory_pressure_level") == 4
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "é/ü", ""])

@@ -38,8 +38,13 @@ def test_version_names_the_code_that_runs_in_a_venv_of_metal_setup(tmp_path: Pat
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])
-def test_health_tells_why_there_is_no_model(path: str) -> None:
+def test_health_is_about_the_server(path: str) -> None:
     reply = ask("GET", path)
+    assert (reply.status, reply.json) == (200, {"status": "ok"})
+
+
+def test_readiness_tells_why_there_is_no_model() -> None:
+    reply = ask("GET", "/ready")
     assert reply.status == 503
     assert int(reply.headers["Retry-After"]) > 0
     assert reply.json["status"] in ("loading", "failed")
@@ -55,8 +60,12 @@ def test_models_are_listed_and_found_by_a_name_with_slashes() -> None:
             "id": NAME,
             "created": model["created"],
             "owned_by": "vllm-metal",
+            "max_model_len": None,
+            "state": model["state"],
         }
-        assert send(urls[0], "GET", f"/v1/models/{model['id']}").json == model
+        assert model["state"] in ("loading", "failed")
+        found = send(urls[0], "GET", f"/v1/models/{model['id']}").json
+        assert found | {"state": model["state"]} == model
         missing = send(urls[0], "GET", "/v1/models/org/other")
         assert (missing.status, missing.error["code"]) == (404, "model_not_found")
         assert "`org/other`" in missing.error["message"]
@@ -188,11 +197,13 @@ def test_all_but_probes_need_a_key(path: str) -> None:
     assert ask("GET", path, api_keys=("key",)).status == 401
 
 
-@pytest.mark.parametrize("path", ["/health", "/ping"])
-def test_probes_need_no_key_and_stay_out_of_the_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ping", 200), ("/ready", 503)])
+def test_probes_need_no_key_and_stay_out_of_the_log(
+    path: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, "vllm_metal")
-    assert ask("GET", path, api_keys=("key",)).status == 503
-    [line] = [record for record in caplog.records if f"GET {path} 503" in record.message]
+    assert ask("GET", path, api_keys=("key",)).status == status
+    [line] = [record for record in caplog.records if f"GET {path} {status}" in record.message]
     assert line.levelno == logging.DEBUG
 
 
@@ -427,7 +438,7 @@ def test_each_key_has_its_own_rate() -> None:
         assert post("two").status == 400
         assert post("three").status == 401
         # What makes no work is not counted.
-        assert post("one", "/ping").status == 503
+        assert post("one", "/ping").status == 200
         headers = {"Authorization": "Bearer one"}
         assert send(urls[0], "GET", "/v1/models", headers=headers).status == 200
 

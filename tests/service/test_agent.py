@@ -171,7 +171,7 @@ def test_a_port_that_another_program_has_is_waited_for(no_model: User):
     user = no_model
     with serving() as other:
         other.on("/version", replies({"version": "0.9.0"}))
-        other.on("/health", replies({}))
+        other.on("/ready", replies({}))
         port = int(other.url.rpartition(":")[2])
         socket_line = f'uds = "{user.socket}"'
         user.config(text=user.config_file.read_text().replace(socket_line, f"port = {port}"))
@@ -187,7 +187,7 @@ def test_the_same_version_of_other_code_wants_a_restart(no_model: User):
     """Versions under development share a number."""
     user = no_model
     with serving() as other:
-        other.on("/health", replies({}))
+        other.on("/ready", replies({}))
         port = int(other.url.rpartition(":")[2])
         user.config(text=f"[server]\nport = {port}\n")
         for package_sha256, restart_needed in ((package.sha256(), False), ("0" * 64, True)):

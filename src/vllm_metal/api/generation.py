@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vllm_metal.api import structured_outputs
+from vllm_metal.api.keep_alive import KeepAlive
 from vllm_metal.api.request_body import RequestBody
 from vllm_metal.api.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
 from vllm_metal.errors import InvalidRequest
@@ -104,6 +105,7 @@ class GenerationRequest(RequestBody, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     skip_reading_prefix_cache: bool | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None
+    keep_alive: KeepAlive | None = None
 
     def sampling(self) -> dict[str, Any]:
         """What the client asked of the sampler: SamplingParams' arguments, without those left open.

@@ -8,12 +8,12 @@ from msgspec import Struct
 
 
 class ModelStatus(Struct):
-    """`stage` and `detail` are as in Health, `path` is where the files are. The rest is null until the model
-    is loaded.
+    """`stage` and `detail` are as in Health, `path` is where the files are. `unloads_in_s` is null for never.
+    What else may be null is until the model is loaded.
     """
 
     name: str
-    status: Literal["ok", "loading", "failed", "draining"]
+    status: Literal["ok", "loading", "failed", "unloading", "unloaded", "draining"]
     stage: str
     detail: str | None = None
     path: str | None = None
@@ -24,6 +24,11 @@ class ModelStatus(Struct):
     max_model_len: int | None = None
     load_s: float | None = None
     idle_s: float | None = None
+    is_default: bool = False
+    pinned: bool = False
+    unloads_in_s: float | None = None
+    num_running: int = 0
+    num_waiting: int = 0
 
 
 class ServerStatus(Struct):

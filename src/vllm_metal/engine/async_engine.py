@@ -252,6 +252,10 @@ class AsyncEngine:
         self._grammars = loaded.grammars
         self._idle_since_s = self._loop.time()
 
+    def answers_as(self, model: str | None) -> str:
+        """What a request for `model` hears that has answered it: an adapter of that name, or this model."""
+        return model if model and model in self._adapters else self.name
+
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, only_end: bool = False, param: str = "prompt"
     ) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -37,8 +37,8 @@ _PRESSURE_LEVELS = {"normal": 1, "warning": 2, "critical": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFigures:
-    """`model` is None while none is loaded."""
+class ModelFigures:
+    """`model` is None while it is not loaded."""
 
     model_name: str
     num_running: int
@@ -46,14 +46,29 @@ class ServerFigures:
     stats: EngineStats
     model: ModelSummary | None
     max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    models: Sequence[ModelFigures]
     machine: Machine
 
 
 def render(figures: ServerFigures) -> bytes:
     """The text, of `CONTENT_TYPE`."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families([*_engine(figures), *_model(figures), *_machine(figures.machine)]))
+    of_models = _merged(family for each in figures.models for family in (*_engine(each), *_model(each)))
+    registry.register(_Families([*of_models, *_machine(figures.machine)]))
     return generate_latest(registry)
+
+
+def _merged(families: Iterable[Metric]) -> list[Metric]:
+    """One family a name, with the samples of all models."""
+    merged: dict[str, Metric] = {}
+    for family in families:
+        if (known := merged.setdefault(family.name, family)) is not family:
+            known.samples += family.samples
+    return list(merged.values())
 
 
 class _Families(Collector):
@@ -64,7 +79,7 @@ class _Families(Collector):
         return self._families
 
 
-def _engine(figures: ServerFigures) -> Iterator[Metric]:
+def _engine(figures: ModelFigures) -> Iterator[Metric]:
     stats, model = figures.stats, figures.model_name
     yield _gauge("vllm:num_requests_running", "Requests in steps.", figures.num_running, model)
     yield _gauge("vllm:num_requests_waiting", "Requests that wait to be.", figures.num_waiting, model)
@@ -91,7 +106,7 @@ def _engine(figures: ServerFigures) -> Iterator[Metric]:
         yield _histogram(name, meaning, figures)
 
 
-def _histogram(name: str, meaning: str, figures: ServerFigures) -> Metric:
+def _histogram(name: str, meaning: str, figures: ModelFigures) -> Metric:
     told = figures.stats.distributions.get(name) or Histogram(BOUNDS[name]).distribution()
     bounds = told.bounds
     if name in ("request_prompt_tokens", "request_generation_tokens") and figures.max_model_len:
@@ -103,7 +118,7 @@ def _histogram(name: str, meaning: str, figures: ServerFigures) -> Metric:
     return family
 
 
-def _model(figures: ServerFigures) -> Iterator[Metric]:
+def _model(figures: ModelFigures) -> Iterator[Metric]:
     name = figures.model_name
     yield _gauge("metal:kv_cache_bytes", "Memory of requests' KV.", figures.stats.kv_used_bytes, name)
     if model := figures.model:

@@ -44,7 +44,7 @@ async def index(request: web.Request) -> web.Response:
         f"<tr><td><code>{each.method.upper()} {escape(each.path)}</code><td>{escape(each.summary)}"
         for each in request.app[OPERATIONS]
     )
-    health = manager.health()
+    health = manager.readiness()
     page = _PAGE.format(
         version=__version__,
         state="Ready." if health.status == "ok" else f"Not ready: {escape(health.stage)}.",

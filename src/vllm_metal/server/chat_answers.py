@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from vllm_metal.api import keep_alive
 from vllm_metal.api.chat import ChatCompletionRequest
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest
@@ -43,7 +44,8 @@ async def respond(
     messages, template_kwargs = template_inputs(request, body)
     manager = request.app[MANAGER]
     deadline = generation.deadline(request, body)
-    async with manager.acquire(body.model, deadline=deadline) as engine:
+    keep_alive_s = keep_alive.seconds(body.keep_alive)
+    async with manager.acquire(body.model, deadline=deadline, keep_alive_s=keep_alive_s) as engine:
         engine.check_room(body.n)
         prompt = await engine.encode_chat(
             messages, only_end=body.truncate_prompt_tokens is not None, **template_kwargs
@@ -54,7 +56,7 @@ async def respond(
             engine, body, await answer_structure.grammar(reading, engine)
         )
         answers = ChatAnswers(
-            manager.served_names[0],
+            engine.answers_as(body.model),
             prompt,
             params,
             TokenNames(engine.token_bytes, by_id=body.return_tokens_as_token_ids),

@@ -10,6 +10,7 @@ from typing import ClassVar
 from aiohttp import web
 from msgspec import Struct, UnsetType
 
+from vllm_metal.api import keep_alive
 from vllm_metal.api.completions import Completion, CompletionRequest, TextChoice, TextLogprobs
 from vllm_metal.api.usage import Usage
 from vllm_metal.engine.async_engine import AsyncEngine
@@ -30,7 +31,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     prompts = body.prompts()
     manager = request.app[MANAGER]
     deadline = generation.deadline(request, body)
-    async with manager.acquire(body.model, deadline=deadline) as engine:
+    keep_alive_s = keep_alive.seconds(body.keep_alive)
+    async with manager.acquire(body.model, deadline=deadline, keep_alive_s=keep_alive_s) as engine:
         engine.check_room(len(prompts) * body.n)
         params = await generation.sampling_params(engine, body, body.grammar())
         encoded = [await _encoded(engine, prompt, body) for prompt in prompts]
@@ -40,7 +42,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
             ChoiceWording(index, body, names, encoded[index // body.n], echoes[index // body.n])
             for index in range(len(prompts) * body.n)
         ]
-        wording = CompletionWording(f"cmpl-{request_id(request)}", manager.served_names[0], body, choices)
+        reply_id, model = f"cmpl-{request_id(request)}", engine.answers_as(body.model)
+        wording = CompletionWording(reply_id, model, body, choices)
         requests = generation.choices(wording.id, encoded, params, body.n, "prompt")
         outputs = generation.begin(engine, requests, body, deadline)
         return await generation.respond(request, outputs, wording, body)

@@ -10,12 +10,21 @@ from vllm_metal import __version__
 from vllm_metal.api.health import Health, Load, Version
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import INSTALLATION, MANAGER
+from vllm_metal.server.model_manager import Health as State
 from vllm_metal.service import venv
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 when a request would be taken, else 503 with the reason."""
-    state = request.app[MANAGER].health()
+    """Of the server: 200 while it takes requests, else 503 with the reason."""
+    return _reply(request.app[MANAGER].health())
+
+
+async def ready(request: web.Request) -> web.Response:
+    """Of the default model: 200 when a request for it would be served, else 503 with the reason."""
+    return _reply(request.app[MANAGER].readiness())
+
+
+def _reply(state: State) -> web.Response:
     if state.status == "ok":
         return bodies.reply(Health("ok"))
     return bodies.reply(
@@ -39,5 +48,5 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def load(request: web.Request) -> web.Response:
-    engine = request.app[MANAGER].engine
-    return bodies.reply(Load(0 if engine is None else engine.num_streams))
+    models = request.app[MANAGER].models
+    return bodies.reply(Load(sum(model.num_requests for model in models)))

@@ -6,23 +6,30 @@ from aiohttp import hdrs, web
 
 from vllm_metal.engine.outputs import EngineStats
 from vllm_metal.monitor import exposition
-from vllm_metal.monitor.exposition import ServerFigures
+from vllm_metal.monitor.exposition import ModelFigures, ServerFigures
 from vllm_metal.server.keys import MACHINE_WATCH, MANAGER
+from vllm_metal.server.resident_model import ResidentModel
 
 
 async def metrics(request: web.Request) -> web.Response:
     manager = request.app[MANAGER]
-    # Without a model yet, it may be loading.
-    engine = manager.engine
-    model = None if engine is None else engine.summary
-    machine = await request.app[MACHINE_WATCH].look(with_mlx=model is not None)
-    figures = ServerFigures(
-        model_name=manager.served_names[0],
-        num_running=0 if engine is None else engine.num_running,
-        num_waiting=0 if engine is None else engine.num_waiting,
-        stats=EngineStats() if engine is None else engine.stats,
-        model=model,
-        max_model_len=None if engine is None or model is None else engine.max_model_len,
-        machine=machine,
-    )
+    models = [
+        _figures(model) for model in manager.models if model is manager.default or model.phase == "loaded"
+    ]
+    with_mlx = any(each.model is not None for each in models)
+    figures = ServerFigures(models, await request.app[MACHINE_WATCH].look(with_mlx=with_mlx))
     return web.Response(body=exposition.render(figures), headers={hdrs.CONTENT_TYPE: exposition.CONTENT_TYPE})
+
+
+def _figures(model: ResidentModel) -> ModelFigures:
+    # While it is being loaded there is an engine that knows nothing yet.
+    engine = model.engine
+    summary = None if engine is None else engine.summary
+    return ModelFigures(
+        model_name=model.name,
+        num_running=0 if engine is None else engine.num_running,
+        num_waiting=model.num_waiting,
+        stats=EngineStats() if engine is None else engine.stats,
+        model=summary,
+        max_model_len=None if engine is None or summary is None else engine.max_model_len,
+    )

@@ -1,31 +1,36 @@
-"""From a model's name to a running engine: fetched, loaded, served, drained. Lives on the event loop."""
+"""From a model's name to a running engine: loads models when they are asked for, and unloads them for others.
+
+Lives on the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from vllm_metal.config import Config
-from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
-from vllm_metal.errors import DownloadError, EngineError, EngineUnavailable, MetalError, ModelNotFound
-from vllm_metal.hub.names import HubSource, Source, configured_source
-from vllm_metal.hub.progress import PullProgress, ShowProgress, silence
-from vllm_metal.hub.pull import pull
-from vllm_metal.hub.store import LocalModel
+from vllm_metal.engine.async_engine import AsyncEngine
+from vllm_metal.engine.memory_budget import MemoryBudget
+from vllm_metal.errors import EngineError, EngineUnavailable, InvalidRequest, MetalError
+from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source, config_for, configured_source
+from vllm_metal.hub.progress import ShowProgress, silence
+from vllm_metal.server.model_directory import ListedModel, ModelDirectory
+from vllm_metal.server.model_loader import MLXLoader, ModelLoader, ServingEngine
+from vllm_metal.server.placement import make_room, needs
+from vllm_metal.server.resident_model import Phase, ResidentModel, as_metal_error
 
 logger = logging.getLogger(__name__)
 
-#: How long a request waits for a model that is being loaded before it is told to come back.
-LOAD_WAIT_S = 60.0
-_FIRST_RETRY_S = 5.0
-_LAST_RETRY_S = 300.0
+#: How long a request waits for its model before it is told to come back.
+LOAD_WAIT_S = 120.0
+
+EngineT = TypeVar("EngineT", bound=ServingEngine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,159 +44,367 @@ class Health:
 
 
 class ModelManager:
-    """Serves the one model of the configuration.
+    """Serves the default model of the configuration, and every other that is on this machine.
 
-    `persistent` is for a daemon that nobody watches: a model that cannot be had leaves it up, unhealthy and
-    with the reason, trying again where that can help. Otherwise `fatal` ends with the error.
+    `persistent` is for a daemon that nobody watches: a default model that cannot be had leaves it up, and it
+    tries again where that can help. Otherwise `fatal` ends with the error.
+
+    All is decided in `_place`, whenever something has changed: who is loaded next, first come, first served,
+    and who gives way to them. Loads and unloads go one after the other.
     """
 
     def __init__(
-        self, config: Config, *, persistent: bool = False, show_progress: ShowProgress = silence
+        self,
+        config: Config,
+        *,
+        persistent: bool = False,
+        show_progress: ShowProgress = silence,
+        loader: ModelLoader | None = None,
     ) -> None:
         self._config = config
         self._persistent = persistent
         self._show_progress = show_progress
-        self._source = configured_source(config.models)
-        self.served_names = list(config.models.served_names) or [_served_name(self._source)]
-        # Who named a path or a revision to the server may name it so in requests too.
-        self._accepted = {*self.served_names}
+        self._loader = loader or MLXLoader()
+        self._loop = asyncio.get_running_loop()
+        self._directory = ModelDirectory(config)
+        source = configured_source(config.models)
+        #: Names of the default model.
+        self.served_names = list(config.models.served_names) or [_served_name(source)]
+        self.default = self._new(self.served_names[0], source, config_for(config.models.default, config))
+        self._models = [self.default]
+        self._by_name = dict.fromkeys((*self.served_names, *config.models.adapters), self.default)
         if not config.models.served_names:
-            self._accepted |= {config.models.default, str(self._source)}
+            # Who named a path or a revision to the server may name it so in requests too.
+            self._by_name |= dict.fromkeys((config.models.default, str(source)), self.default)
+        self._budget = MemoryBudget(0, config.engine.gpu_memory_utilization)
         self.created = int(time.time())
-        self.engine: AsyncEngine | None = None
-        #: Where the model lies, once it is there.
-        self.path: Path | None = None
-        self._health = Health("loading", "starting")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: dict[ResidentModel, asyncio.Task[None]] = {}
+        self._is_moving = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_draining = False
+        self._is_closing = False
         self._settled = asyncio.Event()
-        #: Set once the model is there.
+        #: Set once the default model is there.
         self.ready = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._closing = False
         #: Done when the server must end, with the error that ends it.
-        self.fatal: asyncio.Future[MetalError] = asyncio.get_running_loop().create_future()
+        self.fatal: asyncio.Future[MetalError] = self._loop.create_future()
 
     def start(self) -> None:
-        """Begin to fetch and load; requests may come at once."""
-        self._task = asyncio.create_task(self._run(), name="model")
+        """Begin to fetch and load what is to be there from the start; requests may come at once."""
+        for name in self._config.model_sections:
+            with suppress(MetalError):
+                config = config_for(name, self._config)
+                source = configured_source(config.models)
+                if config.models.preload and str(source) != str(self.default.source):
+                    model = self._new(_served_name(source), source, config)
+                    self._models.append(model)
+                    self._by_name |= dict.fromkeys((name, model.name), model)
+        for model in self._models:
+            model.is_preloading = model.config.models.preload
+        if not self.default.is_preloading:
+            self._settled.set()
+            self.ready.set()
+        self._place()
 
     def health(self) -> Health:
-        return self._health
+        """Of the server: whether requests are taken."""
+        if self.fatal.done():
+            return Health("failed", "stopping", in_words(self.fatal.result()))
+        if self._is_draining:
+            return Health("draining", "the server is shutting down")
+        return Health("ok", "ready")
+
+    def readiness(self) -> Health:
+        """Of the default model: whether a request for it would be served, or why not yet."""
+        health, model = self.health(), self.default
+        if health.status != "ok" or model.state in ("ok", "unloading", "unloaded"):
+            return health
+        if model.state == "loading":
+            return Health("loading", model.stage)
+        assert model.failure is not None
+        retry_after_s = math.ceil(model.failure.retry_at - self._loop.time())
+        return Health("failed", model.stage, in_words(model.failure.error), max(1, retry_after_s))
 
     async def settled(self) -> None:
-        """Wait until the model is ready or known not to be had."""
+        """Wait until the default model is ready or known not to be had."""
         await self._settled.wait()
 
-    @asynccontextmanager
-    async def acquire(self, name: str | None, *, deadline: float | None = None) -> AsyncIterator[AsyncEngine]:
-        """The engine that answers to `name`, or to no name. `deadline` is in the loop's time.
+    @property
+    def models(self) -> Sequence[ResidentModel]:
+        """The default model first, then others that were asked for."""
+        return self._models
 
-        Raises ModelNotFound for a name that is not served; EngineUnavailable, with when to come back, while
-        there is no engine.
+    @property
+    def engines(self) -> list[ServingEngine]:
+        return [model.engine for model in self._models if model.phase == "loaded" and model.engine]
+
+    async def listed(self) -> list[tuple[ListedModel, ResidentModel | None]]:
+        """All others than the default model that requests may ask for."""
+        resident = {model.local.path: model for model in self._models if model.local}
+        found = [(each, resident.get(each.local.path)) for each in await self._directory.models()]
+        return [(each, model) for each, model in found if model is not self.default]
+
+    @asynccontextmanager
+    async def acquire(
+        self, name: str | None, *, deadline: float | None = None, keep_alive_s: float | None = None
+    ) -> AsyncIterator[AsyncEngine]:
+        """The engine that answers to `name`, or to no name; while it is held the model stays loaded.
+
+        `deadline` is in the loop's time. Raises ModelNotFound for a name that is not served; InvalidRequest
+        for a model that generates no text; EngineUnavailable, with when to come back, while there is no
+        engine; InsufficientMemory where there never can be one.
         """
-        if name and name not in self._accepted:
-            raise ModelNotFound(
-                f"the model `{name}` is not served here",
-                hint=f"served: {', '.join(f'`{served}`' for served in self.served_names)}; "
-                "`model` may be left out",
-            )
-        give_up_at = asyncio.get_running_loop().time() + LOAD_WAIT_S
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(min(give_up_at, deadline or give_up_at)):
-                await self.settled()
-        if self._health.status != "ok" or self.engine is None:
-            health = self._health
-            raise EngineUnavailable(health.detail or health.stage, retry_after_s=health.retry_after_s)
-        yield self.engine
+        async with self.acquire_a(AsyncEngine, name, deadline=deadline, keep_alive_s=keep_alive_s) as engine:
+            yield engine
+
+    @asynccontextmanager
+    async def acquire_a(
+        self,
+        kind: type[EngineT],
+        name: str | None,
+        *,
+        deadline: float | None = None,
+        keep_alive_s: float | None = None,
+    ) -> AsyncIterator[EngineT]:
+        """As `acquire`, for an engine of another kind."""
+        model = await self._find(name)
+        async with model.used(self._give_up_at(deadline), keep_alive_s) as engine:
+            if not isinstance(engine, kind):
+                raise InvalidRequest(
+                    f"the model `{model.name}` {engine.purpose}, which is not what is asked for",
+                    param="model",
+                    hint="`GET /v1/models` lists others",
+                )
+            yield engine
+
+    async def load(self, name: str | None, keep_alive_s: float | None) -> ResidentModel:
+        """Have it loaded. Raises as `acquire` does."""
+        model = await self._find(name)
+        async with model.used(None, keep_alive_s):
+            return model
+
+    async def unload(self, name: str | None) -> ResidentModel:
+        """Have it unloaded when the requests that use it have ended; those that come later wait, and have it
+        loaded again. Raises ModelNotFound.
+        """
+        model = await self._find(name)
+        if model.phase == "loading":
+            with suppress(MetalError):
+                async with model.used(None, None):
+                    pass
+        if model.phase == "loaded":
+            model.is_leaving = True
+            self._place()
+        try:
+            await model.gone.wait()
+        finally:
+            # Whoever asked for it may have left before that.
+            model.is_leaving = False
+            self._place()
+        return model
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait, up to `timeout_s`, for those under way."""
-        self._health = Health("draining", "the server is shutting down")
+        self._is_draining = True
         self._settled.set()
-        if self.engine is not None and self.engine.num_streams:
-            num_streams = self.engine.num_streams
+        for model in self._models:
+            model.refuse(EngineUnavailable("the server is shutting down"))
+        if num_streams := sum(engine.num_streams for engine in self.engines):
             logger.info("waiting for %d request%s to finish", num_streams, "" if num_streams == 1 else "s")
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.engine.idle.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    for engine in self.engines:
+                        await engine.idle.wait()
 
     async def close(self) -> None:
-        """Stop fetching and loading, and free the engine."""
-        self._closing = True
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        if self.engine is not None:
-            await self.engine.stop()
+        """Stop fetching and loading, and free the engines."""
+        self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for model in self._models:
+            model.close()
+        tasks = [*self._tasks, *self._watches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(model.engine.stop() for model in self._models if model.engine))
 
-    async def _run(self) -> None:
-        retry_s = _FIRST_RETRY_S
-        while True:
+    async def _find(self, name: str | None) -> ResidentModel:
+        if self._is_draining or self.fatal.done():
+            health = self.health()
+            raise EngineUnavailable(health.detail or health.stage)
+        if not name:
+            return self.default
+        model = self._by_name.get(name)
+        if model is not None and (model.source is not None or model.is_under_way):
+            return model
+        found = await self._directory.find(name, self.served_names)
+        model = next(
+            (each for each in self._models if each.local and each.local.path == found.local.path), None
+        )
+        if model is None:
+            config = self._config.for_model(found.local.name, synonyms=found.names)
+            model = self._new(found.local.name, None, config)
+            model.local = found.local
+            self._models.append(model)
+        self._by_name[name] = model
+        return model
+
+    def _new(self, name: str, source: Source | None, config: Config) -> ResidentModel:
+        return ResidentModel(name, source, config, on_change=self._place)
+
+    def _give_up_at(self, deadline: float | None) -> float:
+        give_up_at = self._loop.time() + LOAD_WAIT_S
+        return min(give_up_at, deadline or give_up_at)
+
+    def _place(self) -> None:
+        """Do what can be done now for models that are asked for, and come back when there is more."""
+        if self._is_closing or self._is_draining:
+            return
+        now, times = self._loop.time(), list[float]()
+        loaded = [model for model in self._models if model.phase == "loaded"]
+        for model in loaded:
+            if not model.num_users and (model.is_leaving or model.expires_at <= now):
+                self._unload(model)
+            times.append(model.expires_at)
+        for model in self._models:
+            if model.phase == "away" and model.is_wanted_now:
+                self._prepare(model)
+            elif model.is_preloading and model.failure:
+                times.append(model.failure.retry_at)
+        held = self._make_room(now, times)
+        for model in loaded:
+            model.is_held = model in held
+            if model.is_open:
+                model.admit()
+        if self._timer is not None:
+            self._timer.cancel()
+        if (next_time := min((each for each in times if each > now), default=math.inf)) < math.inf:
+            self._timer = self._loop.call_at(next_time, self._place)
+
+    def _make_room(self, now: float, times: list[float]) -> list[ResidentModel]:
+        """Load the next that waits, or unload others for it. Returns those that are held back until then, and
+        adds to `times` when more may be.
+        """
+        waiting = [model for model in self._models if model.phase == "ready" and model.is_wanted_now]
+        while waiting and not any(model.phase == "loading" for model in self._models):
+            head = min(waiting, key=lambda model: model.waiting_since or 0.0)
+            loaded = [model for model in self._models if model.phase == "loaded"]
             try:
-                local = await self._fetch()
-                self.path = local.path
-                self._set(Health("loading", f"loading `{local.name}`"))
-                engine = AsyncEngine(
-                    partial(_build, local, self._config),
-                    max_queued=self._config.server.max_queued,
-                    seed=self._config.engine.seed,
-                )
-                self.engine = engine
-                await engine.start()
+                going = make_room(head, loaded, self._budget, now)
             except MetalError as exc:
-                self.engine = None
-                if not self._persistent:
-                    self._die(exc)
-                    return
-                logger.error("%s", exc.message)
-                retryable = isinstance(exc, DownloadError) and exc.retryable
-                self._set(
-                    Health("failed", "no model", _in_words(exc), int(retry_s) if retryable else 60),
-                    settled=True,
-                )
-                if not retryable:
-                    return
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, _LAST_RETRY_S)
+                self._fail(head, exc)
+                waiting.remove(head)
+                continue
+            if not going:
+                self._load(head)
+            times += (model.may_give_way_at for model in going)
+            held = [model for model in going if model.may_give_way_at <= now]
+            for model in held:
+                if not model.num_users and self._unload(model):
+                    logger.info("unloading `%s` to make room for `%s`", model.name, head.name)
+            return held
+        return []
+
+    def _prepare(self, model: ResidentModel) -> None:
+        """Bring it to disk and measure it."""
+        model.phase = "preparing"
+
+        async def prepare() -> None:
+            try:
+                if model.source is not None:
+                    await model.fetch(self._show_progress)
+                measure = await model.measure(self._loader)
             except Exception as exc:
-                logger.exception("the model could not be loaded")
-                self.engine = None
-                self._die(EngineError(f"the model could not be loaded: {type(exc).__name__}: {exc}"))
-                return
+                self._fail(model, exc)
             else:
-                break
-        self._set(Health("ok", "ready"), settled=True)
-        self.ready.set()
+                self._budget = replace(self._budget, device_bytes=measure.device_bytes)
+            self._place()
+
+        self._start(prepare())
+
+    def _load(self, model: ResidentModel) -> bool:
+        """False while another is loaded or unloaded: then its turn comes."""
+
+        async def load() -> None:
+            try:
+                engine = await model.load(self._loader, self._share_memory(model))
+            except Exception as exc:
+                self._fail(model, exc)
+                return
+            self._watches[model] = asyncio.create_task(self._watch(engine))
+            if model is self.default:
+                self._settled.set()
+                self.ready.set()
+
+        return self._move(model, "loading", load)
+
+    def _unload(self, model: ResidentModel) -> bool:
+        """As `_load` says. Nobody uses the model."""
+
+        async def unload() -> None:
+            self._watches.pop(model).cancel()
+            await model.unload()
+
+        return self._move(model, "unloading", unload)
+
+    def _move(
+        self, model: ResidentModel, phase: Phase, action: Callable[[], Coroutine[Any, Any, None]]
+    ) -> bool:
+        if self._is_moving:
+            return False
+        # At once, so that nobody who comes meanwhile takes it for another.
+        self._is_moving, model.phase = True, phase
+
+        async def move() -> None:
+            try:
+                await action()
+            finally:
+                self._is_moving = False
+            self._share_memory()
+            self._place()
+
+        self._start(move())
+        return True
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _share_memory(self, newcomer: ResidentModel | None = None) -> int:
+        """Tell engines how much KV they may hold; returns how much the newcomer may take in all."""
+        loaded = [model for model in self._models if model.phase == "loaded"]
+        models = [*loaded, newcomer] if newcomer else loaded
+        shares = self._budget.kv_shares(needs(models))
+        for model, share in zip(models, shares, strict=True):
+            if model.engine is not None:
+                model.engine.set_kv_budget(share)
+        return shares[-1] + needs(models)[-1].weight_bytes if models else 0
+
+    async def _watch(self, engine: ServingEngine) -> None:
+        """An engine that can serve no more ends the process: whatever is wrong may be wrong for all."""
         await engine.failed.wait()
         self._die(EngineError(engine.failure or "the engine failed"))
 
-    async def _fetch(self) -> LocalModel:
-        self._set(Health("loading", f"looking for `{self._source}`"))
-        loop = asyncio.get_running_loop()
-
-        def progress(news: PullProgress) -> None:
-            if self._closing:
-                raise asyncio.CancelledError  # ends the pull, whose thread the exit of the loop waits for
-            loop.call_soon_threadsafe(self._set, Health("loading", _stage(news)))
-            show(news)
-
-        with self._show_progress() as show:
-            return await asyncio.to_thread(
-                pull, self._source, models_dir=self._config.models.store, on_progress=progress
-            )
-
-    def _set(self, health: Health, *, settled: bool = False) -> None:
-        if self._health.status == "draining":
-            return
-        self._health = health
-        if settled:
-            self._settled.set()
+    def _fail(self, model: ResidentModel, exc: Exception) -> None:
+        if isinstance(exc, MetalError):
+            logger.error("%s", exc.message)
         else:
-            self._settled.clear()
+            logger.exception("`%s` could not be loaded", model.name, exc_info=exc)
+        error = as_metal_error(exc)
+        model.fail(error)
+        if model is self.default and not self._settled.is_set():
+            self._settled.set()
+            if not self._persistent or error is not exc:
+                self._die(error)
 
-    def _die(self, exc: MetalError) -> None:
-        self._set(Health("failed", "stopping", _in_words(exc)), settled=True)
+    def _die(self, error: MetalError) -> None:
         if not self.fatal.done():
-            self.fatal.set_result(exc)
+            self.fatal.set_result(error)
+        for model in self._models:
+            model.refuse(EngineUnavailable(in_words(error)))
 
 
 def _served_name(source: Source) -> str:
@@ -199,22 +412,11 @@ def _served_name(source: Source) -> str:
     match source:
         case HubSource(repo):
             return repo
-        case _:
-            return str(source).rsplit("/", 1)[-1].removesuffix(".gguf")
+        case PathSource():
+            return source.name
+        case AliasSource(name):
+            return name
 
 
-def _stage(news: PullProgress) -> str:
-    if not news.total_bytes:
-        return news.stage
-    return f"{news.stage} ({100 * news.done_bytes // news.total_bytes} %)"
-
-
-def _in_words(exc: MetalError) -> str:
+def in_words(exc: MetalError) -> str:
     return f"{exc.message}; {exc.hint}" if exc.hint else exc.message
-
-
-def _build(local: LocalModel, config: Config) -> LoadedEngine:
-    # Here and not above: the import takes seconds, and the port must open before.
-    from vllm_metal.engine.mlx.build import build
-
-    return build(local.path, config)

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 from aiohttp import web
 
 from vllm_metal.api.models import Model, ModelList
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import MANAGER
+from vllm_metal.server.model_manager import ModelManager
+from vllm_metal.server.resident_model import ResidentModel
 
 
 async def list_models(request: web.Request) -> web.Response:
-    manager = request.app[MANAGER]
-    return bodies.reply(ModelList([Model(name, manager.created) for name in manager.served_names]))
+    return bodies.reply(ModelList([model async for model, _ in _models(request.app[MANAGER])]))
 
 
 async def get_model(request: web.Request) -> web.Response:
-    manager = request.app[MANAGER]
     name = request.match_info["id"]
-    if name not in manager.served_names:
-        raise ModelNotFound(f"no model `{name}` is served here", hint="`GET /v1/models` lists those that are")
-    return bodies.reply(Model(name, manager.created))
+    async for model, names in _models(request.app[MANAGER]):
+        if name in names:
+            return bodies.reply(model)
+    raise ModelNotFound(f"no model `{name}` is served here", hint="`GET /v1/models` lists those that are")
+
+
+async def _models(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset[str]]]:
+    """Each with the names that ask for it, the default one first."""
+    default = manager.default
+    for name in manager.served_names:
+        told = Model(name, manager.created, max_model_len=_length(default), state=default.state)
+        yield told, frozenset({name})
+    for listed, resident in await manager.listed():
+        told = Model(listed.local.name, manager.created, max_model_len=listed.context_length)
+        if resident is not None:
+            told.state = resident.state
+            told.max_model_len = _length(resident) or told.max_model_len
+        yield told, listed.names
+
+
+def _length(model: ResidentModel) -> int | None:
+    return model.engine.max_model_len if model.phase == "loaded" and model.engine else None

@@ -15,6 +15,7 @@ from vllm_metal.api.message_replies import Message, MessageEvent
 from vllm_metal.api.messages import CountTokensRequest, MessagesRequest, TokenCount
 from vllm_metal.api.models import Model, ModelList
 from vllm_metal.api.openapi import Operation
+from vllm_metal.api.residency import LoadRequest, UnloadRequest
 from vllm_metal.api.response_events import EVENTS as RESPONSE_EVENTS
 from vllm_metal.api.responses import (
     DeletedResponse,
@@ -24,7 +25,7 @@ from vllm_metal.api.responses import (
     ResponseQuery,
     ResponsesRequest,
 )
-from vllm_metal.api.status import ServerStatus
+from vllm_metal.api.status import ModelStatus, ServerStatus
 from vllm_metal.api.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -41,15 +42,18 @@ from vllm_metal.server import (
     messages,
     metrics,
     models,
+    residency,
     responses,
     status,
     tokens,
 )
 
 
-def _probe(method: Literal["get", "post"], path: str) -> tuple[Operation, Handler]:
-    summary = "Whether a request would be served now"
-    return Operation(method, path, summary, Health, replies={503: Health}, open=True), health.health
+def _probe(
+    method: Literal["get", "post"], path: str, handler: Handler = health.health
+) -> tuple[Operation, Handler]:
+    what = "the default model would answer" if handler is health.ready else "requests are taken"
+    return Operation(method, path, f"Whether {what} now", Health, replies={503: Health}, open=True), handler
 
 
 ROUTES: tuple[tuple[Operation, Handler], ...] = (
@@ -159,15 +163,29 @@ ROUTES: tuple[tuple[Operation, Handler], ...] = (
         tokens.detokenize,
     ),
     _probe("get", "/health"),
-    _probe("get", "/ready"),
+    _probe("get", "/ready", health.ready),
     _probe("get", "/ping"),
     _probe("post", "/ping"),
     (Operation("get", "/version", "The server's version", Version), health.version),
     (Operation("get", "/load", "How many requests run or wait", Load), health.load),
     (Operation("get", "/metrics", "Figures in Prometheus's format", "text/plain"), metrics.metrics),
     (
-        Operation("get", "/admin/status", "The server, its model and its requests", ServerStatus),
+        Operation("get", "/admin/status", "The server, its models and its requests", ServerStatus),
         status.status,
+    ),
+    (
+        Operation("post", "/admin/models/load", "Load a model", ModelStatus, bodies=(LoadRequest,)),
+        residency.load,
+    ),
+    (
+        Operation(
+            "post",
+            "/admin/models/unload",
+            "Unload a model when its requests have ended",
+            ModelStatus,
+            bodies=(UnloadRequest,),
+        ),
+        residency.unload,
     ),
     (
         Operation("get", "/admin/model-folders", "Which folders of models the server can read", ModelFolders),

@@ -1,0 +1,128 @@
+"""What names in requests mean: the models on this machine that can be served, by all they may be called."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_metal.config import Config
+from vllm_metal.errors import MetalError, ModelNotFound
+from vllm_metal.hub import store
+from vllm_metal.hub.catalogue import known_models
+from vllm_metal.hub.installed import InstalledModel, installed_models
+from vllm_metal.hub.names import HubSource, config_for, configured_source, parse_source
+from vllm_metal.hub.store import LocalModel
+
+logger = logging.getLogger(__name__)
+
+_FRESH_S = 1.0
+#: macOS may hold up for ever whoever reads a folder without leave.
+_PATIENCE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """`names` are all that it may be asked for by, `local.name` the one that it goes by."""
+
+    local: LocalModel
+    names: frozenset[str]
+    context_length: int | None
+
+
+class ModelDirectory:
+    """Looks at the disk for whoever asks, on a thread and not more often than it changes."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._latest: list[ListedModel] = []
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_at = float("-inf")
+
+    async def models(self) -> list[ListedModel]:
+        """Those that are whole on disk."""
+        if self._looking is None and asyncio.get_running_loop().time() - self._looked_at > _FRESH_S:
+            self._looking = asyncio.create_task(self._look())
+        if self._looking is not None:
+            await asyncio.wait([self._looking], timeout=_PATIENCE_S)
+        return self._latest
+
+    async def find(self, name: str, served_names: list[str]) -> ListedModel:
+        """Raises ModelNotFound, with what is nearest; `served_names` are those of the default model."""
+        models = await self.models()
+        for model in models:
+            if name in model.names:
+                return model
+        hint = f"served: {', '.join(f'`{served}`' for served in served_names)}; `model` may be left out"
+        known = sorted({*served_names, *(each.local.name for each in models)})
+        if near := difflib.get_close_matches(name, known, cutoff=0.5):
+            hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?"
+        if _may_be_pulled(name, self._config):
+            hint = f"`metal pull {name}` fetches it; {hint}"
+        raise ModelNotFound(f"the model `{name}` is not served here", hint=hint)
+
+    async def _look(self) -> None:
+        try:
+            self._latest = await asyncio.to_thread(lambda: list(_listed(self._config)))
+        # What was there before can be served all the same.
+        except Exception:
+            logger.exception("the models on this machine could not be looked through")
+        finally:
+            self._looked_at = asyncio.get_running_loop().time()
+            self._looking = None
+
+
+def _listed(config: Config) -> Iterator[ListedModel]:
+    installed = {model.path: model for model in installed_models(config.models.store)}
+    given = dict(_given_names(config))
+    last_parts = Counter(_last_part(model.name) for model in installed.values())
+    for path in dict.fromkeys([*installed, *given.values()]):
+        model = installed.get(path)
+        names = {name for name, each in given.items() if each == path}
+        if model is not None:
+            names |= set(_names_of(model, is_unique=last_parts[_last_part(model.name)] == 1))
+        length = None if model is None else model.context_length
+        yield ListedModel(LocalModel(_name(model, names), path), frozenset(names), length)
+
+
+def _given_names(config: Config) -> Iterator[tuple[str, Path]]:
+    """What the user calls models that are here: aliases, the names of sections, and LoRA adapters, which the
+    engine of their model knows.
+    """
+    models = config.models
+    for name in (*models.aliases, *config.model_sections):
+        with suppress(MetalError):
+            of_model = config_for(name, config).models
+            source = configured_source(of_model)
+            if local := store.find(source, models_dir=models.store):
+                yield from ((each, local.path) for each in (name, *of_model.adapters))
+
+
+def _names_of(model: InstalledModel, *, is_unique: bool) -> Iterator[str]:
+    yield model.name
+    yield str(model.path)
+    if model.origin == "models.dir" and is_unique:
+        yield _last_part(model.name)
+    yield from (each.name for each in known_models().values() if each.repo == model.name)
+
+
+def _name(model: InstalledModel | None, names: set[str]) -> str:
+    """The shortest is what no path is; of hub models it is their own."""
+    if model is not None and model.origin != "models.dir":
+        return model.name
+    return min(names, key=lambda name: ("/" in name, len(name), name))
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(".gguf")
+
+
+def _may_be_pulled(name: str, config: Config) -> bool:
+    with suppress(ModelNotFound):
+        return isinstance(parse_source(name, config.models.aliases), HubSource)
+    return False
