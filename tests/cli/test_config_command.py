@@ -68,6 +68,16 @@ def test_show_json(file: Path) -> None:
     assert shown["engine.seed"] == {"value": None, "origin": "default"}
 
 
+def test_check_warns_of_sections_that_are_of_no_model(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    names = ("smolm2", "smollm2", "mine", "own", "org/anything")
+    sections = "".join(f"[models.'{name}']\nttl = 5\n" for name in names)
+    write(file, f"[models]\ndir = '{tmp_path}'\naliases = {{ own = 'org/x' }}\n{sections}")
+    done = metal_config("check", "--config", file)
+    assert done.stdout == f"ok: {file}\n"
+    assert done.stderr == "warning: `[models.smolm2]` is of no model known here: did you mean `smollm2`?\n"
+
+
 def test_models_sections_are_shown_last(file: Path) -> None:
     write(file, '[models."o/x"]\nttl = 5\nmax_model_len = 9\n')
     *_, ttl, length = metal_config("show", "--config", file).stdout.splitlines()

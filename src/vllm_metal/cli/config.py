@@ -10,8 +10,8 @@ import typer
 
 from vllm_metal import config, config_pages
 from vllm_metal.cli import own_file, printer
-from vllm_metal.errors import ConfigError
-from vllm_metal.toml_document import TomlDocument
+from vllm_metal.errors import ConfigError, ModelNotFound
+from vllm_metal.toml_document import TomlDocument, dotted
 
 app = typer.Typer(no_args_is_help=True, help="Show or change the configuration.")
 
@@ -87,6 +87,23 @@ def set_value(
 @app.command()
 def check(path: ConfigPath = None) -> None:
     """Check the config file and the environment."""
-    config.load(path=path)
+    _warn_of_sections(config.load(path=path))
     file = config.locate(path)
     printer.out(f"ok: {file}" if file.exists() else f"ok: no file at {file}")
+
+
+def _warn_of_sections(loaded: config.Config) -> None:
+    """Of those that no model has by their name, as after a slip of the pen."""
+    from vllm_metal.hub import names
+
+    store, aliases = loaded.models.store, loaded.models.aliases
+    for name in loaded.model_sections:
+        hints = []
+        for text in (name, f"{store}/{name}", f"{store}/{name}.gguf"):
+            try:
+                names.parse_source(text, aliases)
+                break
+            except ModelNotFound as exc:
+                hints.append(exc.hint)
+        else:
+            printer.warning(f"`[{dotted(('models', name))}]` is of no model known here: {hints[0]}")
