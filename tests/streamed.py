@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -19,6 +20,26 @@ def chunks(url: str, path: str, body: dict[str, Any]) -> list[Any]:
         ]
     assert events.pop() == b"[DONE]"
     return [json.loads(event) for event in events]
+
+
+def named_events(
+    url: str, path: str, body: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> list[Any]:
+    """The events of a stream in which each goes by the name that is its `type`."""
+    request = urllib.request.Request(
+        url + path,
+        json.dumps({**body, "stream": True}).encode(),
+        {"Content-Type": "application/json", **(headers or {})},
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        assert response.status == 200
+        sent = response.read().decode().removesuffix("\n\n").split("\n\n")
+    events = []
+    for each in sent:
+        name, _, data = each.partition("\ndata: ")
+        events.append(json.loads(data))
+        assert name == f"event: {events[-1]['type']}"
+    return events
 
 
 def joined(events: list[Any]) -> list[dict[str, Any]]:

@@ -97,16 +97,21 @@ class InvalidRequest(MetalError):
 
 
 class PromptTooLong(InvalidRequest):
+    """`excess` is what the prompt has and what the model takes, as a comparison."""
+
     code = "context_length_exceeded"
+    excess: str | None = None
 
     @classmethod
     def of_size(cls, size: str, max_tokens: int, *, param: str) -> Self:
         # Some clients know the case by the first words, and go on with another model or a shorter prompt.
-        return cls(
+        exc = cls(
             f"this model's maximum context length is {max_tokens} tokens, prompt and answer together; "
             f"the prompt has {size}",
             param=param,
         )
+        exc.excess = f"{size} > {max_tokens} maximum"
+        return exc
 
 
 class ResponseNotFound(InvalidRequest):

@@ -7,7 +7,7 @@ from msgspec import Struct
 from vllm_metal.api import errors
 from vllm_metal.errors import MetalError, PromptTooLong
 
-TYPES = {
+_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -28,11 +28,15 @@ class MessageError(Struct, tag_field="type", tag="error"):
     request_id: str
 
 
+def type_of(status: int) -> str:
+    return _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
 def body(exc: MetalError, request_id: str) -> MessageError:
     message = errors.body(exc).error.message
     if isinstance(exc, PromptTooLong):
         # Anthropic's clients know the case by these words, and make the conversation shorter.
-        message = f"prompt is too long: {message}"
+        message = f"prompt is too long: {exc.excess or message}"
     return _body(errors.kind(exc).status, message, request_id)
 
 
@@ -41,5 +45,4 @@ def http_body(status: int, message: str, request_id: str) -> MessageError:
 
 
 def _body(status: int, message: str, request_id: str) -> MessageError:
-    usual = "invalid_request_error" if status < 500 else "api_error"
-    return MessageError(MessageErrorDetail(TYPES.get(status, usual), message), request_id)
+    return MessageError(MessageErrorDetail(type_of(status), message), request_id)

@@ -7,22 +7,32 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from vllm_metal.api import message_errors
 from vllm_metal.api.errors import HTTP_CODES, KINDS, http_body
 from vllm_metal.api.openapi import Operation, Schema
 from vllm_metal.api.request_body import RequestBody
 
 _RULES = """\
-Point any client of OpenAI's API at `http://localhost:8000/v1`. `/openapi.json` holds this page for
-programs.
+Point any client of OpenAI's API at `http://localhost:8000/v1`, and any of Anthropic's at
+`http://localhost:8000`. `/openapi.json` holds this page for programs.
 
 A field is honoured or refused, never silently dropped: what is listed as not supported may only hold
 values that ask for nothing. Fields that nobody knows are ignored, as OpenAI's clients expect, and a null
-field counts as absent. `model` may be left out. Query strings are ignored.
+field counts as absent. `model` may be left out. Query strings are ignored but for those of lists.
 
 - **Ids.** `X-Request-Id` is kept if it is printable ASCII of at most 128 characters, else made; it comes
-  back in the headers and, behind `chatcmpl-` or `cmpl-`, as the id of the reply.
+  back in the headers and, behind `chatcmpl-` or `cmpl-`, as the id of the reply. Responses have ids of
+  their own, since they can be asked for again.
 - **Errors** are always `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, an
-  error is one more event, before `[DONE]`.
+  error is one more event, before `[DONE]`; of a response it is `response.failed`.
+- **Keys** come as `Authorization: Bearer KEY` or as `X-Api-Key: KEY`.
+- **Anthropic's API.** `/v1/messages` and what is below it have their errors in that API's shape:
+  `{"type": "error", "error": {"type", "message"}, "request_id"}`. Tools of Anthropic's own are left out.
+  Reasoning is off unless `thinking` says otherwise; what of it is not to be shown is in its signature, and
+  comes back with that. Headers of bills in the system prompt are left out, since a prompt that begins
+  anew each time finds no kept prefix.
+- **System messages** stay in their place. What the chat template does not take there is said by the user,
+  between `<system>` and `</system>`.
 - **Structure.** One of `response_format`, the members of `structured_outputs` and the `guided_*` fields
   says what an answer must follow, whether `strict` or not; a schema that cannot be followed to the letter is
   refused with the reason. JSON has at most a space behind commas and colons unless `whitespace_pattern` or
@@ -40,6 +50,14 @@ field counts as absent. `model` may be left out. Query strings are ignored.
   `auto` too if one is `strict` and a single token begins calls. Reasoning comes as both `reasoning` and
   `reasoning_content`, and a message may bring either. Structures and stop strings hold for what is neither
   reasoning nor a call, and `thinking_token_budget` ends the reasoning.
+- **Responses** are made by way of chats, so what holds for chats holds for them. They are kept for their
+  API key, in memory and for a day at most: the oldest go once there are 4096 or they take 64 MiB.
+  `previous_response_id` and items of type `item_reference` need what they name to be kept. Reasoning is
+  told as `reasoning_text`, and summaries are not made; if `include` names `reasoning.encrypted_content` it
+  comes sealed too, for clients that bring nothing else back. Tools of a `namespace` are called
+  `namespace__name` in the prompt, and by their own names in replies. Tools of type `custom` take free text:
+  the model is told of a grammar for that, but not held to it. Those that OpenAI runs itself are left out.
+  `input_items` takes `limit`, `order` and `after`.
 - **Leaving.** A client that closes its connection ends its request. Half a close looks the same on the
   wire and counts as one: keep the sending side open until the reply is there.
 - **Rates.** `server.max_requests_per_minute` and `server.max_concurrent_requests` hold for each API key.
@@ -81,9 +99,9 @@ def markdown(operations: Iterable[Operation]) -> str:
         lines += ["", f"### {body.__name__}", "", *_body(body, schemas)]
     for name in sorted(schemas.keys() - {body.__name__ for body in families}):
         lines += ["", f"### {name}", "", *_fields(schemas[name], schemas[name]["properties"])]
-    lines += ["", "## Errors", "", "| Status | `type` | `code` |", "|---|---|---|"]
+    lines += ["", "## Errors", "", "| Status | `type` | `code` | Anthropic's `type` |", "|---|---|---|---|"]
     lines += [
-        f"| {status} | `{error_type}` | {f'`{code}`' if code else ''} |"
+        f"| {status} | `{error_type}` | {f'`{code}`' if code else ''} | `{message_errors.type_of(status)}` |"
         for status, error_type, code in _errors()
     ]
     return "\n".join(lines) + "\n"

@@ -287,3 +287,29 @@ def test_only_an_answer_needs_a_limit():
         decode(json.dumps({"messages": [HI]}).encode(), MessagesRequest)
     body = decode(json.dumps({"messages": [HI]}).encode(), CountTokensRequest)
     assert messages_as_chats.prompt(body).messages[0].text == "Hi"
+
+
+#: A value of each field that makes the chat another.
+ACTS: dict[str, Any] = {
+    "max_tokens": 6,
+    "messages": [{"role": "user", "content": "Ho"}],
+    "model": "other",
+    "output_config": {"effort": "low"},
+    "stop_sequences": ["a"],
+    "stream": True,
+    "system": "Be brief.",
+    "temperature": 0,
+    "thinking": {"type": "adaptive"},
+    "tool_choice": {"type": "any"},
+    "tools": [TOOL],
+    "top_k": 1,
+    "top_p": 0.5,
+}
+
+
+def test_every_field_acts():
+    assert {*MessagesRequest.__struct_fields__} == {*ACTS}
+    for field, value in ACTS.items():
+        body = {"max_tokens": 5, "messages": [HI]}
+        acting = decode(json.dumps(body | {field: value}).encode(), MessagesRequest)
+        assert messages_as_chats.chat(acting) != chat(HI), field
