@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
+from vllm_metal.api.embeddings import PoolingRequest
 from vllm_metal.api.generation import GenerationRequest, Progress
 from vllm_metal.api.usage import Usage
 from vllm_metal.engine.async_engine import AsyncEngine, NewRequest, RequestStream
@@ -51,7 +52,7 @@ class Wording(Protocol):
     def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Struct: ...
 
 
-def deadline(request: web.Request, body: GenerationRequest) -> float | None:
+def deadline(request: web.Request, body: GenerationRequest | PoolingRequest) -> float | None:
     """When the request is given up, in the loop's time."""
     timeout_s = body.timeout or request.app[CONFIG].server.request_timeout
     return asyncio.get_running_loop().time() + timeout_s if timeout_s else None

@@ -12,9 +12,11 @@ from typing import Protocol
 from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
 from vllm_metal.engine.device_turns import DeviceTurns
+from vllm_metal.engine.embedding_engine import EmbeddingEngine, LoadedEmbedder
 from vllm_metal.engine.memory_budget import USEFUL_TOKENS, ModelNeed
 from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.engine.outputs import EngineStats
+from vllm_metal.hub.model_kind import ModelKind, model_kind
 
 
 class ServingEngine(Protocol):
@@ -80,7 +82,13 @@ class MLXLoader:
         finally:
             thread.shutdown(wait=False)
 
-    def engine(self, name: str, path: Path, config: Config, room_bytes: int) -> AsyncEngine:
+    def engine(self, name: str, path: Path, config: Config, room_bytes: int) -> ServingEngine:
+        if model_kind(path) is not ModelKind.GENERATE:
+            return EmbeddingEngine(
+                partial(_build_embedder, name, path, config, self._turns),
+                max_queued=config.server.max_queued,
+                name=name,
+            )
         return AsyncEngine(
             partial(_build, path, config, room_bytes, self._turns),
             max_queued=config.server.max_queued,
@@ -95,7 +103,8 @@ def _measure(path: Path, config: Config) -> Measure:
     try:
         found = footprint.measure(path)
         length = min(config.engine.max_model_len or found.context_length, found.context_length)
-        token_bytes = found.kv_bytes_per_token or 0
+        keeps_kv = model_kind(path) is ModelKind.GENERATE
+        token_bytes = found.kv_bytes_per_token or 0 if keeps_kv else 0
         need = ModelNeed(
             weight_bytes=found.weight_bytes,
             useful_kv_bytes=token_bytes * min(length, USEFUL_TOKENS),
@@ -110,3 +119,9 @@ def _build(path: Path, config: Config, room_bytes: int, turns: DeviceTurns) -> L
     from vllm_metal.engine.mlx.build import build
 
     return build(path, config, room_bytes=room_bytes, turns=turns)
+
+
+def _build_embedder(name: str, path: Path, config: Config, turns: DeviceTurns) -> LoadedEmbedder:
+    from vllm_metal.engine.mlx.embedding_build import build
+
+    return build(path, config, name=name, turns=turns)

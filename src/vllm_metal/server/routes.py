@@ -8,6 +8,7 @@ from aiohttp.typedefs import Handler
 
 from vllm_metal.api.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from vllm_metal.api.completions import Completion, CompletionRequest
+from vllm_metal.api.embeddings import EmbeddingList, EmbeddingRequest
 from vllm_metal.api.folders import ModelFolders
 from vllm_metal.api.health import Health, Load, Version
 from vllm_metal.api.message_errors import MessageError
@@ -15,6 +16,7 @@ from vllm_metal.api.message_replies import Message, MessageEvent
 from vllm_metal.api.messages import CountTokensRequest, MessagesRequest, TokenCount
 from vllm_metal.api.models import Model, ModelList
 from vllm_metal.api.openapi import Operation
+from vllm_metal.api.rerank import Reranking, RerankRequest, ScoreRequest, Scores
 from vllm_metal.api.residency import LoadRequest, UnloadRequest
 from vllm_metal.api.response_events import EVENTS as RESPONSE_EVENTS
 from vllm_metal.api.responses import (
@@ -37,11 +39,13 @@ from vllm_metal.server import (
     about,
     chat,
     completions,
+    embeddings,
     folders,
     health,
     messages,
     metrics,
     models,
+    rerank,
     residency,
     responses,
     status,
@@ -54,6 +58,16 @@ def _probe(
 ) -> tuple[Operation, Handler]:
     what = "the default model would answer" if handler is health.ready else "requests are taken"
     return Operation(method, path, f"Whether {what} now", Health, replies={503: Health}, open=True), handler
+
+
+def _rerank(path: str) -> tuple[Operation, Handler]:
+    summary = "Documents by how well they fit a query"
+    return Operation("post", path, summary, Reranking, bodies=(RerankRequest,)), rerank.rerank
+
+
+def _score(path: str) -> tuple[Operation, Handler]:
+    summary = "How well pairs of texts go together"
+    return Operation("post", path, summary, Scores, bodies=(ScoreRequest,)), rerank.score
 
 
 ROUTES: tuple[tuple[Operation, Handler], ...] = (
@@ -79,6 +93,21 @@ ROUTES: tuple[tuple[Operation, Handler], ...] = (
         ),
         completions.completions,
     ),
+    (
+        Operation(
+            "post",
+            "/v1/embeddings",
+            "Vectors of texts",
+            EmbeddingList,
+            bodies=(EmbeddingRequest,),
+        ),
+        embeddings.embeddings,
+    ),
+    _rerank("/v1/rerank"),
+    _rerank("/v2/rerank"),
+    _rerank("/rerank"),
+    _score("/v1/score"),
+    _score("/score"),
     (
         Operation(
             "post",

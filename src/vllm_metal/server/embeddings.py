@@ -1,0 +1,50 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aiohttp import web
+
+from vllm_metal.api.embeddings import Embedding, EmbeddingList, EmbeddingRequest, PoolingUsage
+from vllm_metal.engine.embedding_engine import EmbeddingEngine
+from vllm_metal.engine.embedding_request import EmbeddingInput
+from vllm_metal.errors import InvalidRequest
+from vllm_metal.server import bodies, generation
+from vllm_metal.server.keys import MANAGER
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    body = await bodies.read(request, EmbeddingRequest)
+    asked = body.inputs()
+    deadline = generation.deadline(request, body)
+    async with request.app[MANAGER].acquire_a(EmbeddingEngine, body.model, deadline=deadline) as engine:
+        if engine.traits.compares:
+            raise InvalidRequest(
+                f"the model `{engine.name}` compares texts, and makes no vectors of them",
+                param="model",
+                hint="ask it at `/v1/rerank` or `/v1/score`",
+            )
+        engine.check_room()
+        inputs = await _inputs(engine, asked, body)
+        vectors = await engine.compute(inputs, deadline=deadline)
+        data = [Embedding.of(index, vector, body.encoding_format) for index, vector in enumerate(vectors)]
+        usage = PoolingUsage.of(sum(len(each.token_ids) for each in inputs))
+        return bodies.reply(EmbeddingList(data, engine.name, usage))
+
+
+async def _inputs(
+    engine: EmbeddingEngine, asked: list[str] | list[list[int]], body: EmbeddingRequest
+) -> list[EmbeddingInput]:
+    """Raises InvalidRequest, and PromptTooLong."""
+    if body.dimensions is not None:
+        engine.traits.check_dimensions(body.dimensions)
+    prompt = engine.traits.prompt(body.prompt_name)
+    max_tokens = body.max_tokens(engine.max_model_len)
+    if isinstance(asked[0], str):
+        texts = [prompt + text for text in asked]
+        inputs = await engine.encode(texts, max_tokens=max_tokens)
+    else:
+        inputs = [EmbeddingInput(token_ids[:max_tokens]) for token_ids in asked]
+    engine.check(inputs, "input")
+    return [replace(each, dimensions=body.dimensions) for each in inputs]
