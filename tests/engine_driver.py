@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_metal.engine.core import EngineCore
+from vllm_metal.engine.device_turns import Turn
 from vllm_metal.engine.kv_cache_manager import KVCacheManager
 from vllm_metal.engine.mlx import kv_cache
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
@@ -59,6 +60,7 @@ def make_core(
     max_model_len: int = 4096,
     eos_token_ids: frozenset[int] = frozenset(),
     max_step_stretch: float = 100.0,
+    turn: Turn | None = None,
 ) -> EngineCore:
     """`mode` is "fused", "split" or "serial"."""
     sampler = Sampler(candidates=not overlap, eos_token_ids=eos_token_ids)
@@ -83,7 +85,8 @@ def make_core(
         max_num_batched_tokens=max_num_batched_tokens,
         pace=StepPace(max_step_stretch, min_chunk=1),
     )
-    return EngineCore(scheduler, runner, OutputProcessor(IdDetokenizer, eos_token_ids), overlap=overlap)
+    processor = OutputProcessor(IdDetokenizer, eos_token_ids)
+    return EngineCore(scheduler, runner, processor, overlap=overlap, turn=turn)
 
 
 def request(

@@ -129,6 +129,22 @@ def test_a_refused_newcomer_holds_nothing():
     assert manager.used_bytes == 0
 
 
+def test_a_smaller_budget_takes_snapshots_first_and_nothing_of_requests():
+    engine = Engine(1 << 20)
+    engine.run(make_request(text(1, 2, 3)))
+    manager = engine.kv
+    running = make_request([7] * 100)
+    assert manager.allocate(running)
+    assert manager.snapshots.num_bytes > 0
+    manager.set_budget(0)
+    manager.check()
+    assert manager.snapshots.num_bytes == 0
+    assert manager.budget_bytes == manager.used_bytes == manager.num_bytes(100)
+    assert not manager.allocate(make_request([1]))
+    manager.set_budget(1 << 20)
+    assert manager.allocate(make_request([1]))
+
+
 def test_max_num_tokens_is_what_one_request_can_hold():
     manager = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), budget_bytes=1000)
     assert manager.max_num_tokens(10_000) == 768

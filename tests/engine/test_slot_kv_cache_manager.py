@@ -56,6 +56,13 @@ class Slots(RuleBasedStateMachine):
     def leave(self, data):
         self._leave(data.draw(st.sampled_from(self.requests)))
 
+    @rule(num_bytes=st.integers(0, 200_000))
+    def set_budget(self, num_bytes):
+        held = sum(self.manager.slot(request).capacity for request in self.requests)
+        self.manager.set_budget(num_bytes)
+        assert self.manager.budget_bytes == max(num_bytes, self.manager.used_bytes)
+        assert self.manager.used_bytes <= max(num_bytes, held)
+
     def _leave(self, request):
         self.requests.remove(request)
         self.manager.free(request)
@@ -121,6 +128,28 @@ def test_a_leaver_s_row_goes_to_the_next_who_joins():
     manager.free(requests[1])
     assert manager.allocate(make_request(10))
     assert manager.take_changes() == []
+
+
+def test_a_smaller_budget_takes_kept_prefixes_first_and_nothing_of_requests():
+    manager = make_manager(1 << 20)
+    for token_id in range(8):
+        gone = Request("r", [token_id] * 257, SamplingParams(), max_tokens=1, seed=0)
+        assert manager.allocate(gone)
+        gone.num_computed_tokens = gone.num_tokens
+        manager.store(gone)
+        manager.free(gone)
+    running = make_request(3000)
+    assert manager.allocate(running)
+    slot, kept_bytes = manager.slot(running), manager.prefixes.num_bytes
+    manager.set_budget(manager.used_bytes + kept_bytes // 2)
+    assert 0 < manager.prefixes.num_bytes <= kept_bytes // 2
+    manager.set_budget(0)
+    assert manager.prefixes.num_bytes == 0
+    assert manager.slot(running)._replace(row=0) == slot._replace(row=0)
+    assert manager.budget_bytes == manager.used_bytes == manager.num_bytes(3000)
+    assert not manager.allocate(make_request(10))
+    manager.set_budget(1 << 20)
+    assert manager.allocate(make_request(10))
 
 
 def test_compact_slots_begin_small():
