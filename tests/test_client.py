@@ -18,8 +18,10 @@ from vllm_metal.errors import (
     EngineBusy,
     EngineError,
     EngineUnavailable,
+    InsufficientMemory,
     InvalidRequest,
     MetalError,
+    ModelNotFound,
     PromptTooLong,
     ServerUnreachable,
 )
@@ -180,7 +182,8 @@ def test_health(server: Script) -> None:
     [
         (400, None, InvalidRequest),
         (400, "context_length_exceeded", PromptTooLong),
-        (404, "model_not_found", InvalidRequest),
+        (404, "model_not_found", ModelNotFound),
+        (507, "insufficient_memory", InsufficientMemory),
         (401, "invalid_api_key", MetalError),
         (403, None, InvalidRequest),
         (413, None, InvalidRequest),

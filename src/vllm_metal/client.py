@@ -18,8 +18,10 @@ from vllm_metal.errors import (
     EngineBusy,
     EngineError,
     EngineUnavailable,
+    InsufficientMemory,
     InvalidRequest,
     MetalError,
+    ModelNotFound,
     PromptTooLong,
     ServerUnreachable,
 )
@@ -278,8 +280,12 @@ def _error(status: int, error: Any, retry_after: str | None = None) -> MetalErro
         return EngineBusy(message, retry_after_s=_seconds(retry_after, 1))
     if status == 503:
         return EngineUnavailable(message, retry_after_s=_seconds(retry_after, 5))
+    if status == 507:
+        return InsufficientMemory(message)
     if status >= 500:
         return EngineError(message)
+    if code == "model_not_found":
+        return ModelNotFound(message)
     if code == PromptTooLong.code:
         hint = "shorten the prompt, or begin a new conversation"
         return PromptTooLong(message, param=fields.get("param"), hint=hint)

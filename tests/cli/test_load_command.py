@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from scripted_server import DEADLINE_S, Handler, Meanwhile, Script, refuses, replies, serving
 from vllm_metal.cli.main import app
+from vllm_metal.errors import InsufficientMemory, ModelNotFound
 
 LOADED = {"name": "org/model", "status": "ok", "stage": "ready", "pinned": False, "unloads_in_s": 1799.9}
 
@@ -104,7 +105,10 @@ def test_a_server_that_does_not_tell_is_waited_for_in_silence(metal: Metal, serv
 def test_a_load_that_fails(metal: Metal, server: Script) -> None:
     server.on("/admin/models/load", refuses(507, "`org/model` needs 9 GB, and 2 GB are free"))
     done = metal("load", "org/model")
-    assert "`org/model` needs 9 GB" in str(done.exception)
+    assert isinstance(done.exception, InsufficientMemory)
+    assert done.exception.message == "`org/model` needs 9 GB, and 2 GB are free"
+    server.on("/admin/models/load", refuses(404, "no such model", code="model_not_found"))
+    assert isinstance(metal("load", "org/model").exception, ModelNotFound)
 
 
 def test_stop(metal: Metal, server: Script) -> None:
