@@ -185,6 +185,15 @@ def test_reasoning_that_was_not_asked_for_is_left_out(hermes: str) -> None:
         assert [each["type"] for each in message["content"]] == ["text"]
 
 
+def test_a_budget_is_no_reason_to_refuse(hermes: str) -> None:
+    budget = {"type": "enabled", "budget_tokens": 1024}
+    assert texts(whole(hermes, "<think>Hm.</think>A", thinking=budget)) == ["A"]
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>A"
+    # No single token ends the reasoning of this one, so that it cannot be held to any.
+    with scripted_model.serving("openai", "gpt_oss") as url:
+        assert texts(whole(url, text, thinking=budget)) == ["A"]
+
+
 def test_one_call_where_no_more_are_wanted(hermes: str) -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     message = whole(hermes, HERMES(CALLS), tool_choice=choice)

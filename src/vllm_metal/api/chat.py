@@ -133,6 +133,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         "web_search_options": (),
     }
     successors: ClassVar[dict[str, str]] = {"function_call": "tool_choice", "functions": "tools"}
+    #: Whether to refuse a `thinking_token_budget` that this model's reasoning cannot be held to.
+    insists_on_budget: ClassVar[bool] = True
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=16_384)]
     logprobs: bool = False

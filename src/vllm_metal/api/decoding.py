@@ -21,6 +21,7 @@ QueryT = TypeVar("QueryT", bound=Struct)
 # "Expected `str`, got `int` - at `$.messages[0].content`"
 _PROBLEM_AT_PATH = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*)`")
+_INVALID_VALUE = re.compile("Invalid (enum )?value")
 _LARGEST_EXACT = 2**53
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -83,7 +84,7 @@ def _invalid_field(error: str) -> InvalidRequest:
     return InvalidRequest(
         f"{where}: {problem[:1].lower()}{problem[1:]}",
         param=param or None,
-        hint="`/openapi.json` lists the valid ones" if problem.startswith("Invalid enum value") else None,
+        hint="`/openapi.json` lists the valid ones" if _INVALID_VALUE.match(problem) else None,
     )
 
 

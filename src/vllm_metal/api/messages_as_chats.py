@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from vllm_metal.api import message_turns
 from vllm_metal.api.chat import ChatCompletionRequest, ChatMessage
@@ -26,12 +27,17 @@ from vllm_metal.errors import InvalidRequest
 _EFFORTS = {"xhigh": "high", "max": "high"}
 
 
+class _Chat(ChatCompletionRequest, kw_only=True):
+    # To Anthropic's API a budget is an aim, and its clients cannot have thinking enabled without one.
+    insists_on_budget: ClassVar[bool] = False
+
+
 def prompt(body: CountTokensRequest) -> ChatCompletionRequest:
     """All that the model reads. Raises InvalidRequest for what no chat can hold."""
     messages, goes_on = _with_beginning(message_turns.of_messages(body.messages))
     thinks = not isinstance(body.thinking, ThinkingDisabled)
     effort, format = body.output_config.effort, body.output_config.format
-    return ChatCompletionRequest(
+    return _Chat(
         model=body.model,
         messages=[*message_turns.of_system(body.system), *messages],
         continue_final_message=goes_on,

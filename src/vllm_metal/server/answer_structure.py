@@ -30,7 +30,11 @@ async def grammar(reading: Reading, engine: AsyncEngine) -> Grammar | None:
     literal = await engine.literal(asked.param if asked else _BUDGET)
     marks = answer_grammar.tokens(reading.reasoning_format, literal)
     if budget is not None and marks is None:
-        raise InvalidRequest("this model's reasoning cannot be cut short", param=_BUDGET)
+        if body.insists_on_budget:
+            raise InvalidRequest("this model's reasoning cannot be cut short", param=_BUDGET)
+        if asked is None:
+            return await _strict_calls(reading, engine)
+        budget = None
     prefix = answer_grammar.reasoning_first(
         reading.reasoning_format,
         literal,
