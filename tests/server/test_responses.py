@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from openai.types.responses import Response, ResponseItemList, ResponseStreamEve
 from pydantic import BaseModel, TypeAdapter
 
 import scripted_model
+from server_process import ServerProcess
 from tool_call_writers import TOOL, WRITERS, Call
 
 HERMES = WRITERS["hermes"]
@@ -329,6 +331,49 @@ def test_no_calls(client: openai.OpenAI) -> None:
         client, text, tools=[WEATHER], tool_choice="none", extra_body={"skip_special_tokens": False}
     )
     assert response.output_text == text
+
+
+# What becomes of what the request says of itself, and of one that fails.
+
+
+def test_what_the_request_says_is_repeated(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {
+        "metadata": {"a": "b"},
+        "instructions": "Be brief.",
+        "max_output_tokens": 40,
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "low", "summary": None},
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "tool_choice": "none",
+        "top_logprobs": 1,
+        "truncation": "disabled",
+    }
+    response = whole(client, "Hi", **fields).to_dict()
+    assert {name: response[name] for name in fields} == fields
+
+
+def test_a_failure_is_an_event(client: openai.OpenAI) -> None:
+    events = streamed(client, "Hi" * 1000, extra_body={"timeout": 0.001})
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    failed = events[-1]
+    assert (failed.type, failed.response.status) == ("response.failed", "failed")
+    assert failed.response.error.message == "the request did not end within its time limit"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(failed.response.id)
+
+
+def test_a_client_that_leaves_ends_its_request(tiny_server: ServerProcess) -> None:
+    asked = {"input": "Hi", "stream": True, "max_output_tokens": 100_000}
+    with openai.OpenAI(base_url=f"{tiny_server.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.responses.create(model="tiny", **asked, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+    deadline = time.monotonic() + 30
+    while "POST /v1/responses 499 " not in tiny_server.log:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert tiny_server.get("/load") == (200, {"server_load": 0})
 
 
 # What is refused.
