@@ -23,19 +23,19 @@ c = "/c"
 def names(tmp_path, text, **flags):
     file = tmp_path / "config.toml"
     file.write_text(text)
-    return adapter_names(config.load(path=file, environ={}, flags=flags))
+    return adapter_names(config.load(path=file, environ={}, flags=flags), "served")
 
 
 def test_each_goes_with_its_model(tmp_path):
-    assert names(tmp_path, TWO_MODELS) == {"a": "org/first", "b": "org/second", "c": "org/second"}
+    assert names(tmp_path, TWO_MODELS) == {"a": "served", "b": "org/second", "c": "org/second"}
 
 
 def test_the_default_model_may_have_its_adapters_in_its_section(tmp_path):
     text = '[models]\ndefault = "short"\naliases = { short = "org/m" }\n[models."org/m".adapters]\na = "/a"'
-    assert names(tmp_path, text) == {"a": "short"}
+    assert names(tmp_path, text) == {"a": "served"}
 
 
-@pytest.mark.parametrize("name", ["org/first", "org/second", "short"])
+@pytest.mark.parametrize("name", ["org/first", "org/second", "short", "served"])
 def test_names_of_models_are_refused(tmp_path, name):
     message = f"`{name}` is the name of a model and of an adapter of `org/first`"
     with pytest.raises(ConfigError, match=message):
@@ -48,5 +48,5 @@ def test_a_served_name_is_refused(tmp_path):
 
 
 def test_a_name_of_two_adapters_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="an adapter of `org/first` and of one of `org/second`"):
+    with pytest.raises(ConfigError, match="an adapter of `served` and of one of `org/second`"):
         names(tmp_path, TWO_MODELS.replace("c = ", "a = "))

@@ -9,13 +9,13 @@ from vllm_metal.errors import ConfigError, ModelNotFound
 from vllm_metal.hub.names import config_for, configured_source
 
 
-def adapter_names(config: Config) -> dict[str, str]:
-    """The name of each adapter with that of its model, as the configuration has it.
+def adapter_names(config: Config, default_name: str) -> dict[str, str]:
+    """The name of each adapter with that of its model: `default_name`, or that of the section that has it.
 
     Raises ConfigError for a name that stands for something else, too.
     """
     models = config.models
-    taken = {*models.served_names, *models.aliases, *config.model_sections, models.default}
+    taken = {default_name, *models.served_names, *models.aliases, *config.model_sections, models.default}
     model_of: dict[str, str] = {}
     source_of: dict[str, str] = {}
     for model in (models.default, *config.model_sections):
@@ -33,5 +33,5 @@ def adapter_names(config: Config) -> dict[str, str]:
                         f"`{name}` is the name of an adapter of `{model_of[name]}` and of one of `{model}`",
                         hint="give one of them another name",
                     )
-                model_of.setdefault(name, model)
+                model_of.setdefault(name, default_name if model == models.default else model)
     return model_of

@@ -91,16 +91,13 @@ def _listed(config: Config) -> Iterator[ListedModel]:
 
 
 def _given_names(config: Config) -> Iterator[tuple[str, Path]]:
-    """What the user calls models that are here: aliases, the names of sections, and LoRA adapters, which the
-    engine of their model knows.
-    """
+    """What the user calls models that are here: aliases, and the names of sections."""
     models = config.models
     for name in (*models.aliases, *config.model_sections):
         with suppress(MetalError):
-            of_model = config_for(name, config).models
-            source = configured_source(of_model)
+            source = configured_source(config_for(name, config).models)
             if local := store.find(source, models_dir=models.store):
-                yield from ((each, local.path) for each in (name, *of_model.adapters))
+                yield name, local.path
 
 
 def _names_of(model: InstalledModel, *, is_unique: bool) -> Iterator[str]:

@@ -20,6 +20,7 @@ from vllm_metal.engine.memory_budget import MemoryBudget
 from vllm_metal.errors import EngineError, EngineUnavailable, InvalidRequest, MetalError
 from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source, config_for, configured_source
 from vllm_metal.hub.progress import ShowProgress, silence
+from vllm_metal.server.adapter_names import adapter_names
 from vllm_metal.server.model_directory import ListedModel, ModelDirectory
 from vllm_metal.server.model_loader import MLXLoader, ModelLoader, ServingEngine
 from vllm_metal.server.placement import make_room, needs
@@ -72,7 +73,10 @@ class ModelManager:
         self.served_names = list(config.models.served_names) or [_served_name(source)]
         self.default = self._new(self.served_names[0], source, config_for(config.models.default, config))
         self._models = [self.default]
-        self._by_name = dict.fromkeys((*self.served_names, *config.models.adapters), self.default)
+        #: LoRA adapters, each with a name of its model.
+        self.adapters = adapter_names(config, self.served_names[0])
+        own_adapters = self.default.config.models.adapters
+        self._by_name = dict.fromkeys((*self.served_names, *own_adapters), self.default)
         if not config.models.served_names:
             # Who named a path or a revision to the server may name it so in requests too.
             self._by_name |= dict.fromkeys((config.models.default, str(source)), self.default)
@@ -239,7 +243,7 @@ class ModelManager:
         model = self._by_name.get(name)
         if model is not None and (model.source is not None or model.is_under_way):
             return model
-        found = await self._directory.find(name, self.served_names)
+        found = await self._directory.find(self.adapters.get(name, name), self.served_names)
         model = next(
             (each for each in self._models if each.local and each.local.path == found.local.path), None
         )

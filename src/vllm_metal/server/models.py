@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from vllm_metal.api.models import Model, ModelList
 from vllm_metal.errors import ModelNotFound
@@ -27,7 +28,15 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 async def _models(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset[str]]]:
-    """Each with the names that ask for it, the default one first."""
+    """Each with the names that ask for it, the default one first; LoRA adapters follow their model."""
+    async for told, names in _without_adapters(manager):
+        yield told, names
+        for adapter, model in manager.adapters.items():
+            if model in names:
+                yield replace(told, id=adapter, parent=told.id), frozenset({adapter})
+
+
+async def _without_adapters(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset[str]]]:
     default = manager.default
     for name in manager.served_names:
         told = Model(name, manager.created, max_model_len=_length(default), state=default.state)
