@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from vllm_metal.engine.mlx import gguf_model, precision
+from vllm_metal import paths
+from vllm_metal.engine.mlx import gguf_config, gguf_model, loader, precision
 from vllm_metal.engine.mlx.gguf import GGUFFile
 from vllm_metal.errors import NotAModel, UnsupportedModel
 
@@ -110,16 +111,15 @@ def reference(architecture: str, *, tied: bool = True, **config: Any) -> Any:
     return model
 
 
-def interleave(array: np.ndarray, num_heads: int) -> np.ndarray:
+def interleaved(num_rows: int, num_heads: int) -> list[int]:
     """Row order of llama-type files: the first row of a head's first half, the first of its second half, …"""
-    head_dim = array.shape[0] // num_heads
-    order = [
+    head_dim = num_rows // num_heads
+    return [
         head * head_dim + half * head_dim // 2 + index
         for head in range(num_heads)
         for index in range(head_dim // 2)
         for half in range(2)
     ]
-    return array[order]
 
 
 def write(
@@ -135,9 +135,11 @@ def write(
             (f"blk.{layer[0]}.", layer[2]) if module.startswith("model.layers.") else ("", module)
         )
         kind = "F32" if array.ndim == 1 or module == "mlp.gate" else type_name
-        kept.append((name, mx.array(gguf_writer.encode(kind, array)[1])))
+        order = list(range(len(array)))
         if permute and architecture in ("llama", "mistral") and names[module] in ("attn_q", "attn_k"):
-            array = interleave(array, HEADS if names[module] == "attn_q" else KV_HEADS)
+            order = interleaved(len(array), HEADS if names[module] == "attn_q" else KV_HEADS)
+        array = array[order]
+        kept.append((name, mx.array(gguf_writer.encode(kind, array)[1][np.argsort(order)])))
         if architecture.startswith("gemma") and module.endswith("norm"):
             array = array + 1
         stored[f"{prefix}{names[module]}.{name.rpartition('.')[2]}"] = (kind, array)
@@ -176,6 +178,24 @@ def test_logits_equal_those_of_the_same_weights_in_mlx_lm(tmp_path, architecture
     model = reference(architecture)
     file = write(tmp_path, architecture, model, type_name)
     np.testing.assert_allclose(logits_of(file), model(PROMPT), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "tolerance"),
+    [("Q4_K", 0.02), ("Q5_K", 0.02), ("IQ3_S", 0.02), ("Q6_K", 0.06), ("IQ4_XS", 0.4), ("Q3_K", 0.4)],
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3moe"])
+def test_logits_of_types_with_large_blocks(tmp_path, architecture, type_name, tolerance):
+    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "moe_intermediate_size": 256}
+    model = reference(architecture, **wide)
+    metadata = {"embedding_length": 256, "feed_forward_length": 256, "attention.key_length": 64}
+    if architecture == "qwen3moe":
+        metadata["expert_feed_forward_length"] = 256
+    file = write(tmp_path, architecture, model, type_name, metadata=metadata)
+    expected = np.array(model(PROMPT))
+    error = np.array(logits_of(file)) - expected
+    # Random weights as large as these pass errors on thirtyfold; those of a wrong order would give 1.4.
+    assert np.sqrt(np.mean(error**2)) < tolerance * expected.std()
 
 
 def test_an_output_matrix_unties_the_embeddings(tmp_path):
@@ -272,11 +292,87 @@ def test_a_sliding_window_bounds_the_context(tmp_path):
     assert gguf_model.load_model(file)[1]["max_position_embeddings"] == 256
 
 
+def test_windows_of_gemma3_leave_its_context_whole(tmp_path):
+    config = gguf_config.read_config(write(tmp_path, "gemma3", reference("gemma3")))
+    assert config["max_position_embeddings"] == 512
+    assert (config["sliding_window"], config["sliding_window_pattern"]) == (WINDOW, 6)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"attention.sliding_window": None}, 1),
+        ({"attention.sliding_window_pattern": 4}, 4),
+        ({"attention.sliding_window_pattern": [True, True, False, True, True, False, True]}, 3),
+    ],
+)
+def test_the_pattern_of_gemma3s_windows(tmp_path, metadata, expected):
+    file = write(tmp_path, "gemma3", reference("gemma3"), metadata=metadata)
+    assert gguf_config.read_config(file)["sliding_window_pattern"] == expected
+
+
+@pytest.mark.parametrize(("architecture", "num_layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_scale_queries_by_their_width(tmp_path, architecture, num_layers):
+    usual = write(tmp_path, architecture, reference(architecture), metadata={"embedding_length": 96})
+    assert gguf_config.read_config(usual)["query_pre_attn_scalar"] == HEAD_DIM
+    metadata = {"block_count": num_layers, "embedding_length": 96}
+    largest = write(tmp_path, architecture, reference(architecture), metadata=metadata)
+    assert gguf_config.read_config(largest)["query_pre_attn_scalar"] == 96 // HEADS
+
+
+def test_gemmas_of_any_quantization_compute_in_bfloat16(tmp_path):
+    for architecture, dtype in (("gemma", "bfloat16"), ("llama", "float16")):
+        file = write(tmp_path, architecture, reference(architecture), "Q8_0")
+        assert gguf_config.read_config(file)["dtype"] == dtype
+
+
+def test_phi3_rotates_a_part_of_its_heads_with_long_factors(tmp_path):
+    long, short = [1.0, 2.0, 3.0, 4.0], [1.0, 1.5, 2.0, 2.5]
+    scaling = {"type": "longrope", "long_factor": long, "short_factor": short}
+    model = reference(
+        "phi3", rope_scaling=scaling, partial_rotary_factor=0.5, original_max_position_embeddings=64
+    )
+    tensors = {
+        f"rope_factors_{kind}.weight": ("F32", np.array(factors, np.float32))
+        for kind, factors in (("long", long), ("short", short))
+    }
+    metadata = {
+        "rope.dimension_count": HEAD_DIM // 2,
+        "rope.scaling.original_context_length": 64,
+        "attention.sliding_window": 100,
+    }
+    file = write(tmp_path, "phi3", model, metadata=metadata, tensors=tensors)
+    assert gguf_config.read_config(file)["max_position_embeddings"] == 512
+    np.testing.assert_allclose(logits_of(file), model(PROMPT), rtol=1e-4, atol=1e-4)
+
+
+def test_parts_of_a_model_load_as_one(tmp_path):
+    model = reference("qwen3")
+    whole = write(tmp_path, "qwen3", model, "Q8_0")
+    names = list(whole.tensors)
+    for index, chosen in enumerate((names[::2], names[1::2])):
+        metadata = whole.metadata if index == 0 else {}
+        split = {"split.no": index, "split.count": 2, "split.tensors.count": len(names)}
+        tensors = {name: ("F32", dense(whole, name)) for name in chosen}
+        gguf_writer.write(tmp_path / f"m-{index + 1:05}-of-00002.gguf", metadata | split, tensors)
+    parts = GGUFFile(tmp_path / "m-00001-of-00002.gguf")
+    np.testing.assert_allclose(logits_of(parts), model(PROMPT), rtol=1e-4, atol=1e-4)
+
+
+def dense(file: GGUFFile, name: str) -> np.ndarray:
+    arrays = file.arrays(file.tensors[name])
+    if "scales" not in arrays:
+        return np.array(arrays["weight"])
+    scales, biases = (arrays[part].astype(mx.float32) for part in ("scales", "biases"))
+    return np.array(mx.dequantize(arrays["weight"], scales, biases, group_size=32, bits=8))
+
+
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
         ({"context_length": None}, NotAModel, "`llama.context_length`"),
         ({"expert_count": 8}, UnsupportedModel, "mixtures of experts"),
+        ({"attention.head_count_kv": [2, 1]}, UnsupportedModel, "layers of .* differ"),
         ({"rope.scaling.type": "longrope"}, UnsupportedModel, "`longrope`"),
         ({"rope.dimension_count": 8}, UnsupportedModel, "part of each attention head"),
     ],
@@ -287,6 +383,21 @@ def test_metadata_that_cannot_be_served(tmp_path, metadata, error, message):
         gguf_model.load_model(file)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "message"),
+    [
+        ("qwen3moe", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "rope scaling `yarn`"),
+        ("gemma3", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "rope scaling `yarn`"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "caps its logits"),
+        ("gemma3", {"attention.sliding_window_pattern": [True, False, False]}, "no known pattern"),
+    ],
+)
+def test_what_a_familys_class_does_not_offer_is_refused(tmp_path, architecture, metadata, message):
+    file = write(tmp_path, architecture, reference(architecture), metadata=metadata)
+    with pytest.raises(UnsupportedModel, match=message):
+        gguf_config.read_config(file)
+
+
 def test_unknown_tensors_and_architectures_are_refused(tmp_path):
     extra = {"blk.0.ssm_a.weight": ("F32", np.ones(4, np.float32))}
     with pytest.raises(UnsupportedModel, match="`blk.0.ssm_a.weight`"):
@@ -294,3 +405,28 @@ def test_unknown_tensors_and_architectures_are_refused(tmp_path):
     path = gguf_writer.write(tmp_path / "other.gguf", {"general.architecture": "mamba"}, {})
     with pytest.raises(UnsupportedModel, match="`mamba`"):
         gguf_model.load_model(GGUFFile(path))
+
+
+@pytest.mark.slow
+def test_a_real_mixture_of_types_goes_on_with_a_text_and_is_converted_once(
+    gemma3_path, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert continuation(gemma3_path) == " Thursday, Friday, Saturday, Sunday,"
+    [kept] = paths.conversions_dir().iterdir()
+    written = kept.stat().st_mtime_ns
+    assert continuation(gemma3_path) == " Thursday, Friday, Saturday, Sunday,"
+    assert kept.stat().st_mtime_ns == written
+    assert "convert" not in caplog.text
+
+
+def continuation(path) -> str:
+    loaded = loader.load(path)
+    assert loaded.quantization == "Q4_K_M (Q6_K as 8-bit)"
+    cache = loaded.model.make_cache()
+    ids, text_ids = mx.array([loaded.tokenizer.encode("Monday, Tuesday, Wednesday,")]), []
+    for _ in range(8):
+        ids = mx.argmax(loaded.model(ids, cache=cache)[:, -1], axis=-1)[None]
+        text_ids.append(ids.item())
+    return loaded.tokenizer.decode(text_ids)

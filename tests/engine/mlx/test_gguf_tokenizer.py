@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from vllm_metal.engine.mlx.gguf import GGUFFile
+from vllm_metal.engine.mlx.gguf_pre_tokenizers import PRE_TOKENIZERS
 from vllm_metal.engine.mlx.gguf_tokenizer import load_tokenizer
 from vllm_metal.errors import NotAModel, UnsupportedModel
 
@@ -69,6 +70,12 @@ def test_smollm2_special_tokens_are_one_token_each(smollm2_tokenizer):
         ("llama-bpe", ["123", "1"]),
         ("qwen2", ["1", "2", "3", "1"]),
         ("tekken", ["1", "2", "3", "1"]),
+        ("gpt-4o", ["123", "1"]),
+        ("deepseek-v3", ["123", "1"]),
+        ("deepseek-coder", ["1", "2", "3", "1"]),
+        ("seed-coder", ["1", "2", "3", "1"]),
+        ("falcon", ["123", "1"]),
+        ("command-r", ["1", "2", "3", "1"]),
         ("default", ["123", "1"]),
     ],
 )
@@ -79,6 +86,23 @@ def test_each_rule_splits_digits_its_own_way(tmp_path, pre, expected):
 def test_merges_do_not_cross_the_words_of_the_rule(tmp_path):
     tokenizer = load_tokenizer(byte_level(tmp_path, add_bos_token=False))
     assert pieces(tokenizer, "ab a ba") == ["ab", " a", " ", "b", "a"]
+
+
+SPLITS = {
+    "llama-bpe": ["It", "'S", " ", "½", " Über", "!!\n", " ", " x"],
+    "gpt-4o": ["It'S", " ", "½", " Über", "!!\n", " ", " x"],
+    "deepseek-v3": ["It", "'S", " ", "½", " Über", "!!\n", " ", " x"],
+    "gpt-2": ["It", "'", "S", " ½", " Über", "!!", "\n ", " x"],
+    "deepseek-coder": ["It", "'", "S", " ", "½", " Über", "!!", "\n", " ", " x"],
+}
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_each_rule_splits_words_its_own_way(pre):
+    """As the tokenizers of the models that it comes from do."""
+    text = "It'S ½ Über!!\n  x"
+    words = [text[start:end] for _, (start, end) in PRE_TOKENIZERS[pre].pre_tokenize_str(text)]
+    assert words == SPLITS[pre]
 
 
 @pytest.mark.parametrize("pre", ["klingon", None])
@@ -122,6 +146,21 @@ def test_user_defined_tokens_are_text_and_control_tokens_are_not(tmp_path):
 
 def test_end_of_turn_ends_too(tmp_path):
     assert load_tokenizer(byte_level(tmp_path, eot_token_id=2)).eos_token_ids == {1, 2}
+
+
+@pytest.mark.parametrize(("kind", "ends"), [(CONTROL, {1, 3}), (USER_DEFINED, {1, 3}), (NORMAL, {1})])
+def test_what_ends_a_turn_is_known_by_its_text(tmp_path, kind, ends):
+    tokens = [
+        "<|start|>",
+        "<|end|>",
+        "<think>",
+        "<end_of_turn>",
+        *ALPHABET,
+        *(m.replace(" ", "") for m in MERGES),
+    ]
+    types = [CONTROL, CONTROL, USER_DEFINED, kind] + [NORMAL] * (len(tokens) - 4)
+    tokenizer = load_tokenizer(byte_level(tmp_path, tokens=tokens, token_type=types))
+    assert tokenizer.eos_token_ids == ends
 
 
 def test_the_files_template_is_used(tmp_path):
@@ -198,3 +237,36 @@ def test_the_space_before_a_text_can_be_off(sentencepiece_model, tmp_path):
     first = tokenizer.encode("t", add_special_tokens=False)[0]
     assert tokens[first] == "t"
     assert tokenizer.decode(tokenizer.encode(" t", add_special_tokens=False)) == " t"
+
+
+def test_runs_of_spaces_are_tokens_of_their_own(tmp_path):
+    """Gemma's files write them as they are in a text, and other pieces with the mark for a space."""
+    pieces = ["<unk>", "<s>", "a", "b", "▁", "▁a", "▁b", "  ", "   "]
+    types = [UNKNOWN, CONTROL, *[NORMAL] * 5, USER_DEFINED, USER_DEFINED]
+    file = write(
+        tmp_path,
+        model="llama",
+        tokens=pieces,
+        scores=[0.0, 0.0, *(-float(index) for index in range(len(pieces) - 2))],
+        token_type=types,
+        add_space_prefix=False,
+        bos_token_id=1,
+    )
+    tokenizer = load_tokenizer(file)
+    ids = tokenizer.encode("a b   b  a", add_special_tokens=False)
+    assert [pieces[token_id] for token_id in ids] == ["a", "▁b", "   ", "b", "  ", "a"]
+    assert tokenizer.decode(ids) == "a b   b  a"
+
+
+@pytest.mark.slow
+def test_gemma3_takes_texts_apart_as_its_own_tokenizer_does(gemma3_path):
+    tokenizer = load_tokenizer(GGUFFile(gemma3_path))
+    assert tokenizer.encode("The capital of France is") == [2, 818, 5279, 529, 7001, 563]
+    for text in (
+        "  two  spaces\n\n\n\tand tabs",
+        "naïve 北京 😀 \u0300",
+        "<start_of_turn>user\nHi<end_of_turn>",
+    ):
+        assert (
+            tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False).removeprefix("<bos>") == text
+        )
