@@ -155,6 +155,17 @@ def test_a_gguf_file_by_its_quantization(tmp_path: Path, hub: FakeHub, endpoint:
     assert "error: model architecture `klingon` is not supported in GGUF files" in refused.stderr
 
 
+def test_the_parts_of_a_gguf_file(tmp_path: Path, hub: FakeHub, endpoint: str) -> None:
+    files = {f"m-Q4_K_M-0000{part}-of-00002.gguf": b"GGUF" * part for part in (1, 2)}
+    others = {"m-IQ2_XXS.gguf": b"GGUF"}
+    hub.repositories["org/gguf"] = Repository(files | others, gguf={"architecture": "qwen3moe"})
+    done = metal_pull(tmp_path, "org/gguf:Q4_K_M", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.name == "m-Q4_K_M-00001-of-00002.gguf"
+    assert {file.name for file in path.parent.iterdir()} == set(files)
+
+
 def test_a_revision_belongs_to_the_hub(tmp_path: Path) -> None:
     done = metal_pull(tmp_path, "smollm2", "--revision", "v1")
     assert (done.returncode, done.stderr.splitlines()[0]) == (1, "error: `smollm2` is not of the hub")
