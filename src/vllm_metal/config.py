@@ -70,8 +70,9 @@ class Config:
     def for_model(self, name: str, *, synonyms: Collection[str] = ()) -> Config:
         """What holds for the model `name`, as if it were the default one.
 
-        Its section goes before the rest of the file, but not before flags and variables. `synonyms` are other
-        names of the same model, under which it may be the default or have its section.
+        Its section goes before the rest of the file, but not before flags and variables. What is set of the
+        default model is not for others, and these are not preloaded. `synonyms` are other names of the same
+        model, under which it may be the default or have its section.
         """
         names = (name, *synonyms)
         values = {key: self.value(key) for key in SETTINGS}
