@@ -244,7 +244,7 @@ class ResidentModel:
         self.engine = engine
         try:
             await engine.start()
-        except BaseException:
+        except Exception:
             self.engine = None
             self.gone.set()
             raise
@@ -287,8 +287,8 @@ class ResidentModel:
             async with asyncio.timeout_at(give_up_at):
                 await future
         except TimeoutError:
-            self._give_up(future)
             stage = "it gives way to another model" if self.phase == "loaded" else self.stage
+            self._give_up(future)
             raise EngineUnavailable(f"`{self.name}` is not ready: {stage}", retry_after_s=10) from None
         except BaseException:
             self._give_up(future)
