@@ -104,7 +104,7 @@ def _preflight_reply(request: web.Request) -> web.Response:
     return web.Response(
         status=204,
         headers={
-            hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST",
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, DELETE",
             hdrs.ACCESS_CONTROL_ALLOW_HEADERS: request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, ""),
             hdrs.ACCESS_CONTROL_MAX_AGE: str(_PREFLIGHT_LIFE_S),
         },
