@@ -35,6 +35,7 @@ def prepare(tmp_path: Path, mac: FakeMac, daemon: Script, monkeypatch: pytest.Mo
     for path in ("/health", "/ready"):
         daemon.on(path, replies({"status": "ok"}))
     daemon.on("/admin/model-folders", replies({"folders": [{"path": "/models", "readable": True}]}))
+    daemon.on("/admin/status", replies({"uptime_s": 1, "models": []}))
     daemon.on("/metrics", replies(running(4)))
     daemon.on_chat(generates)
 
