@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from vllm_metal.errors import (
     ConfigError,
@@ -102,6 +102,10 @@ class Client:
     def models(self) -> list[dict[str, Any]]:
         """The served models; `id` is the name to ask for."""
         return list(self._get("/v1/models").get("data", ()))
+
+    def model(self, name: str) -> dict[str, Any]:
+        """The served model that `name` asks for."""
+        return self._get(f"/v1/models/{quote(name, safe='')}")
 
     def status(self) -> dict[str, Any]:
         """The server's `models`, each with its state, and how many requests run and wait."""

@@ -18,6 +18,7 @@ import pytest
 #: A venv each.
 PYTHON = {
     "aiperf": ["aiperf==0.13.0"],
+    "anthropic": ["anthropic==2.14.0"],
     "instructor": ["instructor==1.17.0"],
     "langchain": ["langchain-openai==1.7.4"],
     "litellm": ["litellm==1.110.2"],
@@ -29,6 +30,17 @@ PYTHON = {
 }
 #: One folder.
 JAVASCRIPT = ["openai@7.59.0", "ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92"]
+#: A folder each: the program, and the package that has it.
+AGENTS = {
+    "claude": "@anthropic-ai/claude-code@2.1.332",
+    "cn": "@continuedev/cli@1.5.47",
+    "codex": "@openai/codex@0.171.0",
+    "opencode": "opencode-ai@1.18.33",
+    "pi": "@mariozechner/pi-coding-agent@0.73.1",
+    "qwen": "@qwen-code/qwen-code@0.24.4",
+}
+#: What npm may not run by itself: it puts the program for this machine where the package says it is.
+_INSTALL_SCRIPTS = ("install.cjs", "postinstall.mjs")
 #: For machines whose own is older than these packages want.
 NODE = "24.22.3"
 OLDEST_NODE = 22
@@ -58,26 +70,46 @@ def python(name: str, cache_dir: Path) -> Path:
 
 def javascript(cache_dir: Path) -> tuple[Path, Path]:
     """A Node that is new enough, and the folder that has the packages. Skips as `python` does."""
-    node, packages = shutil.which("node"), list(JAVASCRIPT)
-    home = cache_dir / "clients" / "javascript"
-    if node is None or _major_version(node) < OLDEST_NODE:
-        machine = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-        package = f"node-{sys.platform}-{machine}"
-        packages.append(f"{package}@{NODE}")
-        node = str(home / "node_modules" / package / "bin" / "node")
+    return _node(cache_dir), _npm(JAVASCRIPT, cache_dir / "clients" / "javascript")
 
+
+def agent(program: str, cache_dir: Path) -> tuple[Path, Path]:
+    """The folders of Node and of that program. Skips as `python` does."""
+    node, package = _node(cache_dir), AGENTS[program]
+
+    def run_scripts(folder: Path) -> None:
+        home = folder / "node_modules" / package.rpartition("@")[0]
+        for script in filter(Path.exists, (home / each for each in _INSTALL_SCRIPTS)):
+            done = _run([str(node), str(script)], cwd=home)
+            assert done.returncode == 0, done.stderr
+
+    folder = _npm([package], cache_dir / "clients" / program, run_scripts)
+    return node.parent, folder / "node_modules" / ".bin"
+
+
+def _node(cache_dir: Path) -> Path:
+    node = shutil.which("node")
+    if node is not None and _major_version(node) >= OLDEST_NODE:
+        return Path(node)
+    machine = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    package = f"node-{sys.platform}-{machine}"
+    return _npm([f"{package}@{NODE}"], cache_dir / "clients" / "node") / "node_modules" / package / "bin/node"
+
+
+def _npm(packages: list[str], home: Path, finish: Callable[[Path], None] = lambda _: None) -> Path:
     def install(folder: Path) -> None:
         if shutil.which("npm") is None:
             raise NotFetched("npm is not installed")
         (folder / "package.json").write_text('{"private": true}')
         npm = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--loglevel=error"]
-        done = _run([*npm, *packages])
+        done = _run([*npm, "--fetch-retries=5", *packages])
         # ETARGET: npm was answered, and there is no such version.
         if done.returncode != 0 and "ETARGET" not in done.stderr:
             raise NotFetched(done.stderr)
         assert done.returncode == 0, done.stderr
+        finish(folder)
 
-    return Path(node), _installed(home, packages, install)
+    return _installed(home, packages, install)
 
 
 class NotFetched(Exception):
@@ -108,9 +140,9 @@ def _installed(folder: Path, pins: list[str], install: Callable[[Path], None]) -
     return folder
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """As the user has set the tool up, who is at home elsewhere than these tests."""
     env = {**os.environ, "HOME": pwd.getpwuid(os.getuid()).pw_dir}
     return subprocess.run(
-        command, env=env, capture_output=True, text=True, check=False, timeout=INSTALL_TIMEOUT_S
+        command, env=env, cwd=cwd, capture_output=True, text=True, check=False, timeout=INSTALL_TIMEOUT_S
     )

@@ -11,6 +11,7 @@ import client_packages
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "bench"))
 
 
 @pytest.fixture(scope="session")

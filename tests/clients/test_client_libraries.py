@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from client_agents import AGENTS
 from client_guide import clients, snippet
 from client_process import run
 
@@ -60,4 +61,5 @@ def test_llm(python_of, server, tmp_path):
 
 
 def test_the_guide_names_no_other_client():
-    assert clients() == {*PYTHON, *JAVASCRIPT, "openai, for Python", "llm", "lm-eval", "AIPerf"}
+    others = {"openai, for Python", "llm", "lm-eval", "AIPerf"}
+    assert clients() == {*PYTHON, *JAVASCRIPT, *others, *(agent.title for agent in AGENTS)}

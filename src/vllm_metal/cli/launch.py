@@ -85,17 +85,16 @@ def _target(url: str | None, api_key: str | None, model: str | None, config: Pat
             f"the server listens on a socket, and agents need a port: `{client.url}`",
             hint="unset `server.uds`, or name a server with `--url`",
         )
-    served = {each["id"]: each for each in client.models()}
+    served = client.models()
     if not served:
         raise ModelNotFound(f"the server at {client.url} serves no model", hint="see `metal status`")
-    if model is None:
-        model = next(iter(served))
-    elif model not in served:
-        raise ModelNotFound(
-            f"the model `{model}` is not served at {client.url}",
-            hint=f"served: {', '.join(f'`{each}`' for each in served)}",
-        )
-    return Target(client.url, model, client.api_key, served[model].get("max_model_len"))
+    try:
+        # The default one comes first.
+        told = client.model(model) if model else served[0]
+    except ModelNotFound as exc:
+        names = ", ".join(f"`{each['id']}`" for each in served)
+        raise ModelNotFound(exc.message, hint=f"served: {names}") from exc
+    return Target(client.url, told["id"], client.api_key, told.get("max_model_len"))
 
 
 def _run_folder(target: Target) -> Path:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from tokenizers import AddedToken
 
 import tiny_folder
-from vllm_metal.config import Config, ServerConfig
+from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
 from vllm_metal.engine.core import EngineCore, ModelRunnerOutput
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
@@ -28,6 +29,7 @@ from vllm_metal.parsing.output_formats import OutputFormats
 from vllm_metal.parsing.reasoning_formats import REASONING_FORMATS
 from vllm_metal.parsing.tool_formats import TOOL_FORMATS
 from vllm_metal.server.run import running
+from vllm_metal.settings import ServerConfig
 from vllm_metal.structure.compiler import Compiler
 
 NAME = "scripted"
@@ -107,9 +109,11 @@ class Manager:
 
     served_names = (NAME,)
     created = 0
+    adapters: Mapping[str, str] = {}
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
+        self.default = SimpleNamespace(state="ok", phase="loaded", engine=engine)
 
     def start(self) -> None:
         pass
@@ -117,8 +121,11 @@ class Manager:
     async def close(self) -> None:
         await self.engine.stop()
 
+    async def listed(self) -> list[NoReturn]:
+        return []
+
     @asynccontextmanager
-    async def acquire(self, name: str | None, *, deadline: float | None = None) -> AsyncIterator[AsyncEngine]:
+    async def acquire(self, name: str | None, **_: object) -> AsyncIterator[AsyncEngine]:
         yield self.engine
 
 
@@ -151,9 +158,12 @@ def serving(
     listening: Future[tuple[str, Callable[[], object]]] = Future()
 
     async def serve() -> None:
-        engine = AsyncEngine(lambda: _load(formats, script, max_model_len), max_queued=64)
+        engine = AsyncEngine(lambda: _load(formats, script, max_model_len), max_queued=64, name=NAME)
         await engine.start()
-        async with running(Config(server=ServerConfig(**{"port": 0, **server})), Manager(engine)) as [url, *_]:
+        async with running(Config(server=ServerConfig(**{"port": 0, **server})), Manager(engine)) as [
+            url,
+            *_,
+        ]:
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             listening.set_result((url, lambda: loop.call_soon_threadsafe(stop.set)))
