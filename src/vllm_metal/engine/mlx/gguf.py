@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import mlx.core as mx
@@ -129,8 +130,12 @@ def _requantized(groups: Groups, bits: int) -> Groups:
 
 def _packed(codes: mx.array, bits: int) -> mx.array:
     """uint32: each code's bits right after those of the one before."""
-    eights = codes.reshape(-1, 8).astype(mx.uint64)
-    packed = eights[:, 0]
-    for index in range(1, 8):
-        packed = packed | (eights[:, index] << (bits * index))
-    return packed.reshape(-1, 1).view(mx.uint8)[:, :bits].reshape(-1).view(mx.uint32)
+    # The fewest codes that fill whole bytes.
+    count = 8 // math.gcd(bits, 8)
+    num_bytes = bits * count // 8
+    dtype = next(dtype for dtype in (mx.uint8, mx.uint32, mx.uint64) if dtype.size >= num_bytes)
+    codes = codes.reshape(-1, count).astype(dtype)
+    packed = codes[:, 0]
+    for index in range(1, count):
+        packed = packed | (codes[:, index] << (bits * index))
+    return packed.reshape(-1, 1).view(mx.uint8)[:, :num_bytes].reshape(-1).view(mx.uint32)
