@@ -26,10 +26,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=CHAT_TEMPLATE)
 
 
-def save(folder: Path, **generation_config: object) -> Path:
+def save(folder: Path, *, model_seed: int = 0, **generation_config: object) -> Path:
     """`generation_config` is what `generation_config.json` says."""
     folder.mkdir()
-    model = tiny_models.make("llama")
+    model = tiny_models.make("llama", seed=model_seed)
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(model.args)))
     (folder / "generation_config.json").write_text(json.dumps(generation_config))

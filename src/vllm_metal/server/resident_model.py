@@ -228,7 +228,9 @@ class ResidentModel:
         """Learn what it needs. Raises as `ModelLoader.measure` does."""
         assert self.local is not None
         self.phase, self._progress = "preparing", f"looking at `{self.name}`"
+        began_at = self._loop.time()
         measure = await loader.measure(self.local.path, self.config)
+        self.load_s = self._loop.time() - began_at
         self.need = measure.need
         self.phase = "ready"
         return measure
@@ -252,7 +254,7 @@ class ResidentModel:
         self.failure = None
         self.is_preloading = False
         self.loaded_at = self.last_used_at = self._loop.time()
-        self.load_s = self.loaded_at - started_at
+        self.load_s += self.loaded_at - started_at
         self._keep_s = self._ttl_s
         self.phase = "loaded"
         return engine
