@@ -98,6 +98,7 @@ def test_every_option_sets_a_setting():
     assert inspect.signature(serve).parameters.keys() - SETTING_OF.keys() == {
         "config",
         "_enable_auto_tool_choice",
+        "_enable_lora",
     }
 
 

@@ -15,6 +15,7 @@ import pytest
 from mlx_lm.tuner.utils import load_adapters
 
 import adapter_writer
+import tiny_embedders
 import tiny_folder
 import tiny_models
 from server_process import METAL, ServerProcess
@@ -61,7 +62,7 @@ def expected(adapters: dict[str, Path]) -> dict[str, list[int]]:
 @pytest.fixture(scope="module")
 def server(folder: Path, adapters: dict[str, Path]) -> Iterator[ServerProcess]:
     named = [f"--lora-modules={name}={adapters[name]}" for name in ("first", "second")]
-    with ServerProcess(str(folder), *named, env={}) as process:
+    with ServerProcess(str(folder), "--enable-lora", *named, env={}) as process:
         yield process.ready()
 
 
@@ -153,3 +154,10 @@ def test_an_adapter_that_does_not_fit_ends_the_start(folder: Path, tmp_path: Pat
         assert process.process.wait(timeout=60) == 1
     assert "adapts `model.layers.7.self_attn.q_proj`, which this model does not have" in process.log
     assert "hint: it was made for another base model" in process.log
+
+
+def test_models_that_embed_take_none(adapters: dict[str, Path], tmp_path: Path) -> None:
+    folder = tiny_embedders.save_encoder(tmp_path / "encoder", next(iter(tiny_embedders.CONFIGS)))
+    with ServerProcess(str(folder), f"--lora-modules=first={adapters['first']}", env={}) as process:
+        assert process.process.wait(timeout=60) == 1
+    assert "error: `encoder` does not generate text, so it takes no LoRA adapters" in process.log

@@ -67,6 +67,9 @@ def serve(
             "--enable-auto-tool-choice", help="Nothing: vLLM asks for it, and here it is always on."
         ),
     ] = False,
+    _enable_lora: Annotated[
+        bool, typer.Option("--enable-lora", help="Nothing: vLLM asks for it, and here adapters need no more.")
+    ] = False,
     lora_modules: Annotated[list[str] | None, _option("models.adapters")] = None,
     dtype: Annotated[str | None, _option("engine.dtype")] = None,
     device: Annotated[str | None, _option("engine.device")] = None,

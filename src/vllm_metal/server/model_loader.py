@@ -106,13 +106,18 @@ def _measure(path: Path, config: Config) -> Measure:
         keeps_kv = model_kind(path) is ModelKind.GENERATE
         token_bytes = found.kv_bytes_per_token or 0 if keeps_kv else 0
         need = ModelNeed(
-            weight_bytes=found.weight_bytes,
+            weight_bytes=found.weight_bytes + _adapter_bytes(config),
             useful_kv_bytes=token_bytes * min(length, USEFUL_TOKENS),
             full_kv_bytes=token_bytes * length,
         )
         return Measure(need, device.memory_of(config.engine.device))
     finally:
         device.leave_thread()
+
+
+def _adapter_bytes(config: Config) -> int:
+    folders = map(Path, config.models.adapters.values())
+    return sum(file.stat().st_size for folder in folders for file in folder.glob("adapter*.safetensors"))
 
 
 def _build(path: Path, config: Config, room_bytes: int, turns: DeviceTurns) -> LoadedEngine:

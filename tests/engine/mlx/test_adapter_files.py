@@ -80,6 +80,13 @@ def test_a_text_model_in_a_larger_one_is_found(tmp_path, model, layers, expected
     assert_equal(adapter_files.read(folder, model), expected)
 
 
+def test_the_layers_of_a_vision_tower_are_not_taken_for_those_of_the_text(tmp_path, model, layers):
+    of_the_tower = {path.replace("model.", "vision_tower.", 1): pair for path, pair in layers.items()}
+    folder = adapter_writer.write_peft(tmp_path / "as PEFT", layers | of_the_tower)
+    with pytest.raises(UnsupportedModel, match=r"adapts `vision_tower\..*`, which this model does not have"):
+        adapter_files.read(folder, model)
+
+
 def test_weights_that_a_model_changes_when_it_takes_them_in_are_refused(tmp_path):
     model = tiny_models.make("falcon_h1")
     layers = adapter_writer.matrices(model, seed=1, only=("k_proj",))

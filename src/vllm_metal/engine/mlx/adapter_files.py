@@ -111,10 +111,10 @@ def _pairs(folder: Path, file_name: str, pattern: re.Pattern[str]) -> dict[str, 
     """By the layer's name its two matrices as they lie in the file."""
     path = folder / file_name
     if not path.is_file():
-        others = sorted(each.name for each in folder.glob("adapter_model.bin"))
+        is_pickled = (folder / "adapter_model.bin").is_file()
         raise NotAModel(
             f"`{folder}` lacks `{file_name}`",
-            hint="save the adapter again, as safetensors" if others else "copy the whole folder again",
+            hint="save the adapter again, as safetensors" if is_pickled else "copy the whole folder again",
         )
     safetensors.check_file(path)
     matrices: dict[str, dict[str, mx.array]] = defaultdict(dict)

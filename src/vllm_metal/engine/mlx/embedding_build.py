@@ -17,6 +17,7 @@ from vllm_metal.engine.memory_budget import ModelNeed
 from vllm_metal.engine.mlx import bert, blas, device, embedding_loader
 from vllm_metal.engine.mlx.pooling_runner import PoolingRunner
 from vllm_metal.engine.model_summary import ModelSummary
+from vllm_metal.errors import UnsupportedModel
 from vllm_metal.hub import usage
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,11 @@ def build(path: Path, config: Config, *, name: str, turns: DeviceTurns) -> Loade
     """Load the model at `path`, called `name`, and everything around it. Raises ModelError if it cannot be
     run here.
     """
+    if config.models.adapters:
+        raise UnsupportedModel(
+            f"`{name}` does not generate text, so it takes no LoRA adapters",
+            hint="take `adapters` out of its section, or `--lora-modules` from the command line",
+        )
     started = time.monotonic()
     turn = turns.join()
     engine = config.engine

@@ -81,7 +81,7 @@ def load(
     _fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
     compute_dtype = precision.compute_dtype(model)
     if adapter_folders:
-        adapted_layers.install(model, adapter_folders, precision.DTYPES[compute_dtype])
+        _fenced(path, adapted_layers.install, model, adapter_folders, precision.DTYPES[compute_dtype])
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-_LAYER = re.compile(r"\w+\.\d+\..+")
+#: A layer of the text model, wherever that lies in a larger one; vision towers have layers, too.
+_LAYER = re.compile(r"(?:(?:model|language_model|text_model|transformer)\.)*(\w+\.\d+\..+)")
 
 
 def paths_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> dict[str, str | None]:
@@ -31,9 +32,8 @@ def paths_in(model: Any, shapes: Mapping[str, tuple[int, int]]) -> dict[str, str
 
 
 def _path(name: str, modules: set[str]) -> str:
-    if name not in modules and (tail := _LAYER.search(name)):
-        # A text model may lie elsewhere in a larger one.
-        alike = [path for path in modules if f".{path}".endswith(f".{tail[0]}")]
+    if name not in modules and (layer := _LAYER.fullmatch(name)):
+        alike = [path for path in modules if f".{path}".endswith(f".{layer[1]}")]
         if len(alike) == 1:
             return alike[0]
     return name
