@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from embedding_script import ScriptedForward, ScriptedRunner, vector_of
+from vllm_metal.engine import embedding_engine
 from vllm_metal.engine.device_turns import DeviceTurns
 from vllm_metal.engine.embedding_core import EmbeddingCore
 from vllm_metal.engine.embedding_engine import EmbeddingEngine, LoadedEmbedder
@@ -109,6 +110,21 @@ def test_a_full_queue_is_refused():
         await running
 
     with_engine(runner, use, max_queued=1)
+
+
+def test_a_queue_of_too_many_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr(embedding_engine, "_MAX_QUEUED_TOKENS", 10)
+    runner = HeldRunner()
+
+    async def use(engine: EmbeddingEngine) -> None:
+        running = asyncio.create_task(engine.compute([EmbeddingInput([1] * 20)]))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineBusy, match="10 tokens"):
+            await engine.compute([EmbeddingInput([2])])
+        runner.may_go.set()
+        assert len(await running) == 1
+
+    with_engine(runner, use)
 
 
 def test_a_deadline_gives_up():

@@ -10,6 +10,8 @@ from msgspec import Meta, Struct
 from vllm_metal.api.request_body import RequestBody
 from vllm_metal.errors import InvalidRequest
 
+EncodingFormat = Literal["float", "base64"]
+
 #: How many inputs OpenAI takes at once.
 MAX_INPUTS = 2048
 
@@ -50,7 +52,7 @@ class EmbeddingRequest(PoolingRequest, kw_only=True):
     }
 
     input: str | list[str | int | list[int]]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: EncodingFormat = "float"
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     prompt_name: str | None = None
 
@@ -82,7 +84,7 @@ class Embedding(Struct, tag_field="object", tag="embedding"):
     embedding: list[float] | str
 
     @classmethod
-    def of(cls, index: int, vector: bytes, encoding_format: Literal["float", "base64"]) -> Embedding:
+    def of(cls, index: int, vector: bytes, encoding_format: EncodingFormat) -> Embedding:
         if encoding_format == "base64":
             return cls(index, base64.b64encode(vector).decode())
         return cls(index, numbers(vector))

@@ -36,6 +36,8 @@ U = TypeVar("U")
 
 #: Texts that are encoded in one go: others are encoded in between.
 _TEXTS_AT_ONCE = 64
+#: What requests that are held may have together; a single one may have more.
+_MAX_QUEUED_TOKENS = 1 << 21
 
 
 class Encoder(Protocol):
@@ -59,6 +61,14 @@ class LoadedEmbedder:
     traits: EmbeddingTraits
     need: ModelNeed = field(default_factory=ModelNeed)
     summary: ModelSummary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A request that has not ended."""
+
+    num_tokens: int
+    vectors: asyncio.Future[Sequence[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,7 @@ class EmbeddingEngine:
         self._load = load
         self._max_queued = max_queued
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._waiting: dict[str, asyncio.Future[Sequence[bytes]]] = {}
+        self._held: dict[str, _Held] = {}
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._thread = threading.Thread(target=self._run, name="embedding engine", daemon=True)
         self._stopping = False
@@ -146,14 +156,19 @@ class EmbeddingEngine:
             results += await self._loop.run_in_executor(self._tokenizing, encode, some)
         return results
 
-    def check_room(self) -> None:
-        """Raises EngineBusy where there is no room for one more request, EngineUnavailable when the engine
-        has stopped.
+    def check_room(self, num_tokens: int = 0) -> None:
+        """Raises EngineBusy where there is no room for one more request, of `num_tokens`, EngineUnavailable
+        when the engine has stopped.
         """
         if self.failure or self._stopping:
             raise EngineUnavailable(self.failure or "the server is shutting down")
-        if len(self._waiting) >= self._max_queued:
+        if len(self._held) >= self._max_queued:
             raise EngineBusy(f"the queue is full: no more than {self._max_queued} may run or wait at once")
+        if (
+            self._held
+            and sum(held.num_tokens for held in self._held.values()) + num_tokens > _MAX_QUEUED_TOKENS
+        ):
+            raise EngineBusy(f"the queue is full: no more than {_MAX_QUEUED_TOKENS} tokens may wait at once")
 
     def check(self, inputs: Sequence[EmbeddingInput], param: str) -> None:
         """Raises InvalidRequest or PromptTooLong for what can never be computed; its sender calls the inputs
@@ -181,15 +196,15 @@ class EmbeddingEngine:
 
         Raises as `check_room` does, DeadlineExceeded, and EngineError where the model fails.
         """
-        self.check_room()
         request = EmbeddingRequest(f"embd-{secrets.token_hex(8)}", inputs)
-        future: asyncio.Future[Sequence[bytes]] = self._loop.create_future()
-        self._waiting[request.request_id] = future
+        self.check_room(request.num_tokens)
+        vectors: asyncio.Future[Sequence[bytes]] = self._loop.create_future()
+        self._held[request.request_id] = _Held(request.num_tokens, vectors)
         self.idle.clear()
         self._inbox.put(request)
         try:
             async with asyncio.timeout_at(deadline):
-                return await future
+                return await vectors
         except TimeoutError:
             raise DeadlineExceeded("the request did not end within its time limit") from None
         finally:
@@ -210,7 +225,7 @@ class EmbeddingEngine:
 
     @property
     def num_streams(self) -> int:
-        return len(self._waiting)
+        return len(self._held)
 
     @property
     def num_running(self) -> int:
@@ -223,28 +238,31 @@ class EmbeddingEngine:
     @property
     def idle_s(self) -> float:
         """For how long the model has been loaded and held no request."""
-        if self._waiting or self._idle_since_s is None:
+        if self._held or self._idle_since_s is None:
             return 0.0
         return self._loop.time() - self._idle_since_s
 
     def _forget(self, request_id: str) -> asyncio.Future[Sequence[bytes]] | None:
-        """The future of a request that has not ended yet."""
-        future = self._waiting.pop(request_id, None)
-        if future is not None and not self._waiting:
+        """What is still to be told of a request, if it has not ended before."""
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return None
+        if not self._held:
             self.idle.set()
             self._idle_since_s = self._loop.time()
-        return future
+        return held.vectors
 
     def _deliver(self, outputs: Sequence[EmbeddingOutput], stats: EngineStats) -> None:
         self.stats = stats
         for output in outputs:
-            future = self._forget(output.request_id)
-            if future is None or future.done():
+            vectors = self._forget(output.request_id)
+            # A caller that has just been cancelled has cancelled it.
+            if vectors is None or vectors.done():
                 continue
             if output.error is None:
-                future.set_result(output.vectors)
+                vectors.set_result(output.vectors)
             else:
-                future.set_exception(EngineError(output.error))
+                vectors.set_exception(EngineError(output.error))
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
@@ -252,10 +270,10 @@ class EmbeddingEngine:
         self.failed.set()
 
     def _end_all(self, exc: MetalError) -> None:
-        for request_id in list(self._waiting):
-            future = self._forget(request_id)
-            if future is not None and not future.done():
-                future.set_exception(exc)
+        for request_id in list(self._held):
+            vectors = self._forget(request_id)
+            if vectors is not None and not vectors.done():
+                vectors.set_exception(exc)
 
     # From here on: the engine thread.
 

@@ -13,6 +13,7 @@ class EmbeddingInput:
     `dimensions` is how much of the vector is wanted, all of it if None.
     """
 
+    #: Best an array of the standard library, as they may be many.
     token_ids: Sequence[int]
     second_start: int | None = None
     dimensions: int | None = None

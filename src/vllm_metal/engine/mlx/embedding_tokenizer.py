@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -40,7 +41,7 @@ class EmbeddingTokenizer:
         for encoding in bare(self._backend, map(self._readable, texts)):
             if max_tokens is not None:
                 encoding.truncate(max(max_tokens - num_special, 0))
-            inputs.append(EmbeddingInput(self._backend.post_process(encoding).ids))
+            inputs.append(EmbeddingInput(array("i", self._backend.post_process(encoding).ids)))
         return inputs
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_tokens: int | None) -> list[EmbeddingInput]:
@@ -101,5 +102,5 @@ class EncoderPairs:
             joined = self._backend.post_process(first, second)
             # Tokenizers whose model knows of one type of tokens give all of them that.
             second_start = joined.type_ids.index(1) if 1 in joined.type_ids else None
-            inputs.append(EmbeddingInput(joined.ids, second_start))
+            inputs.append(EmbeddingInput(array("i", joined.ids), second_start))
         return inputs

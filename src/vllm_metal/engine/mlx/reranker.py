@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class JudgePairs:
                 room_for_second(max_tokens, len(start.ids))
             for each in inputs:
                 each.truncate(max_tokens)
-        return [EmbeddingInput([*self._before, *each.ids, *self._after]) for each in inputs]
+        return [EmbeddingInput(array("i", [*self._before, *each.ids, *self._after])) for each in inputs]
 
 
 class YesNoHead:
