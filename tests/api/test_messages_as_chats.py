@@ -19,6 +19,8 @@ from vllm_metal.errors import InvalidRequest
 
 HI = {"role": "user", "content": "Hi"}
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object", "properties": {}}}
+DEFERRED = TOOL | {"name": "leap", "defer_loading": True}
+LEAP = '{"name":"leap","description":"Look.","parameters":{"type":"object","properties":{}}}'
 
 
 def chat(*messages: Any, **fields: Any) -> ChatCompletionRequest:
@@ -94,7 +96,7 @@ def test_calls_and_their_results():
                 {
                     "type": "tool_result",
                     "tool_use_id": "toolu_01A",
-                    "content": [text("A"), {"type": "tool_reference", "tool_name": "look"}],
+                    "content": [text("A"), text("B")],
                     "cache_control": {"type": "ephemeral"},
                 },
                 {"type": "tool_result", "tool_use_id": "other", "content": "no", "is_error": True},
@@ -107,7 +109,7 @@ def test_calls_and_their_results():
     assert shown(*messages) == [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "I look.", "reasoning": "Hm.", "tool_calls": [call]},
-        {"role": "tool", "content": "A\n\nThe tool `look` can be called.", "tool_call_id": "toolu_01A"},
+        {"role": "tool", "content": "A\n\nB", "tool_call_id": "toolu_01A"},
         {"role": "tool", "content": "The tool failed: no", "tool_call_id": "other"},
         {"role": "tool", "content": "", "tool_call_id": "none"},
         {"role": "user", "content": "Go on."},
@@ -180,7 +182,7 @@ def test_blocks_that_nothing_can_be_made_of_are_named(role, block, message):
 
 
 def test_tools():
-    offered = chat(tools=[TOOL | {"type": "custom", "strict": True, "defer_loading": True}]).tools
+    offered = chat(tools=[TOOL | {"type": "custom", "strict": True, "cache_control": None}]).tools
     assert [tool.for_template()["function"] for tool in offered] == [
         {"name": "look", "description": "Look.", "parameters": TOOL["input_schema"]}
     ]
@@ -195,6 +197,44 @@ def test_tools_of_anthropics_own_are_left_out():
         {"type": "mcp_toolset", "mcp_server_name": "x"},
     ]
     assert [tool.function.name for tool in chat(tools=[*theirs, TOOL]).tools] == ["look"]
+
+
+def test_deferred_tools_are_told_where_a_message_refers_to_them():
+    """So the tools that begin the prompt, and all that is kept of it, stay the same."""
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("leap", "gone")]
+    result = {"type": "tool_result", "tool_use_id": "a", "content": found}
+    messages = [HI, {"role": "assistant", "content": "A"}, {"role": "user", "content": [result]}]
+    before = chat(*messages[:1], tools=[TOOL])
+    after = chat(*messages, tools=[DEFERRED | {"name": "crawl"}, DEFERRED, TOOL])
+    assert [tool.function.name for tool in after.offered_tools] == ["look", "leap"]
+    assert before.template_kwargs()["tools"] == after.template_kwargs()["tools"]
+    assert (
+        after.messages[-1].text
+        == f"<functions>\n<function>{LEAP}</function>\n</functions>\n\nThere is no tool `gone`."
+    )
+
+
+def test_deferred_tools_that_nobody_could_find_are_shown():
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    asked = chat(tools=[search, DEFERRED])
+    assert [tool["function"]["name"] for tool in asked.template_kwargs()["tools"]] == ["leap"]
+    assert chat(tools=[DEFERRED]).template_kwargs().get("tools") is None
+
+
+def test_system_messages_add_and_remove_tools():
+    def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "system", "content": [{"type": kind, "tool": tool}]}
+
+    inline = {"type": "tool_definition", "definition": TOOL | {"name": "leap"}}
+    named = {"type": "tool_reference", "name": "leap"}
+    added = chat(HI, change("tool_addition", inline), tools=[TOOL])
+    assert LEAP in added.messages[-1].text
+    assert [tool.function.name for tool in added.offered_tools] == ["look", "leap"]
+    assert [tool["function"]["name"] for tool in added.template_kwargs()["tools"]] == ["look"]
+    assert chat(HI, change("tool_addition", named), tools=[TOOL, DEFERRED]).tools == added.tools
+    removed = chat(HI, change("tool_addition", inline), change("tool_removal", named), tools=[TOOL])
+    assert removed.messages[-1].text.endswith("The tool `leap` cannot be called any more.")
+    assert [tool.function.name for tool in removed.offered_tools] == ["look"]
 
 
 @pytest.mark.parametrize("missing", ["name", "input_schema"])

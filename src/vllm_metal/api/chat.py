@@ -174,6 +174,11 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         return self.tools
 
     @property
+    def shown_tools(self) -> list[Tool]:
+        """The tools that the template tells the model of."""
+        return self.tools
+
+    @property
     def must_call(self) -> bool:
         """Whether the answer is to be nothing but calls."""
         return self.tool_choice not in ("none", "auto")
@@ -218,7 +223,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 
     def _tools_shown(self) -> list[dict[str, Any]] | None:
         """All of them, whichever must be called: so prompts that begin alike stay so."""
-        return [tool.for_template() for tool in self.tools] or None if self.offered_tools else None
+        return [tool.for_template() for tool in self.shown_tools] or None if self.offered_tools else None
 
 
 class TopLogprob(Struct):

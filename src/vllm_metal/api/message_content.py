@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from vllm_metal.api.message_tools import ToolDefinition
+
 
 class TextBlock(Struct, tag_field="type", tag="text"):
     text: str
@@ -29,6 +31,22 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
 class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
     tool_name: str
+
+
+class NamedTool(Struct, tag_field="type", tag="tool_reference"):
+    name: str
+
+
+class DefinedTool(Struct, tag_field="type", tag="tool_definition"):
+    definition: ToolDefinition
+
+
+class ToolAdditionBlock(Struct, tag_field="type", tag="tool_addition"):
+    tool: NamedTool | DefinedTool
+
+
+class ToolRemovalBlock(Struct, tag_field="type", tag="tool_removal"):
+    tool: NamedTool
 
 
 class ImageBlock(Struct, tag_field="type", tag="image"):
@@ -58,6 +76,8 @@ Block = (
     | ToolUseBlock
     | ToolResultBlock
     | SystemBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
     | ImageBlock
     | DocumentBlock
 )

@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 
 from vllm_metal.api.generation import Positive
 from vllm_metal.api.message_content import Block, TextBlock
+from vllm_metal.api.message_tools import AnyOrNoTool, MessageToolChoice, ToolDefinition
 from vllm_metal.api.request_body import RequestBody
-from vllm_metal.api.tools import FunctionName
 
 StopSequences = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=16)]
 
@@ -22,33 +22,6 @@ class InputMessage(Struct):
     @property
     def blocks(self) -> list[Block]:
         return [TextBlock(self.content)] if isinstance(self.content, str) else self.content
-
-
-class ToolDefinition(Struct):
-    """Of another `type` than `custom` it is a tool that Anthropic's servers or models bring along."""
-
-    type: str | None = None
-    name: FunctionName | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class AnyOrNoTool(Struct, tag_field="type", tag="auto"):
-    disable_parallel_tool_use: bool | None = None
-
-
-class AnyTool(Struct, tag_field="type", tag="any"):
-    disable_parallel_tool_use: bool | None = None
-
-
-class OneTool(Struct, tag_field="type", tag="tool"):
-    name: str
-    disable_parallel_tool_use: bool | None = None
-
-
-class NoTool(Struct, tag_field="type", tag="none"):
-    pass
 
 
 Display = Literal["summarized", "omitted"]
@@ -90,7 +63,7 @@ class CountTokensRequest(RequestBody, kw_only=True):
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=100_000)]
     system: str | list[TextBlock] = ""
     tools: Annotated[list[ToolDefinition], Meta(max_length=512)] = msgspec.field(default_factory=list)
-    tool_choice: AnyOrNoTool | AnyTool | OneTool | NoTool = msgspec.field(default_factory=AnyOrNoTool)
+    tool_choice: MessageToolChoice = msgspec.field(default_factory=AnyOrNoTool)
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled = msgspec.field(
         default_factory=ThinkingDisabled
     )

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from vllm_metal.api import message_turns
 from vllm_metal.api.chat import ChatCompletionRequest, ChatMessage
 from vllm_metal.api.generation import StreamOptions
-from vllm_metal.api.messages import (
-    AnyOrNoTool,
-    AnyTool,
-    CountTokensRequest,
-    MessagesRequest,
-    NoTool,
-    OneTool,
-    ThinkingDisabled,
-    ThinkingEnabled,
-    ToolDefinition,
-)
+from vllm_metal.api.message_tools import AnyOrNoTool, AnyTool, MessageToolChoice, NoTool, OneTool
+from vllm_metal.api.message_turns import MessageTurns
+from vllm_metal.api.messages import CountTokensRequest, MessagesRequest, ThinkingDisabled, ThinkingEnabled
 from vllm_metal.api.structured_outputs import JsonSchemaFormat, NamedSchema
-from vllm_metal.api.tools import FunctionDefinition, NamedFunction, NamedToolChoice, Tool, ToolChoice
+from vllm_metal.api.tools import NamedFunction, NamedToolChoice, Tool, ToolChoice
 from vllm_metal.errors import InvalidRequest
 
 # Templates know no higher one.
@@ -28,21 +19,34 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 
 
 class _Chat(ChatCompletionRequest, kw_only=True):
+    """Of its tools those `told_later` are defined by messages."""
+
     # To Anthropic's API a budget is an aim, and its clients cannot have thinking enabled without one.
     insists_on_budget: ClassVar[bool] = False
+
+    told_later: frozenset[str] = frozenset()
+
+    @property
+    def shown_tools(self) -> list[Tool]:
+        return [tool for tool in self.tools if tool.function.name not in self.told_later]
 
 
 def prompt(body: CountTokensRequest) -> ChatCompletionRequest:
     """All that the model reads. Raises InvalidRequest for what no chat can hold."""
-    messages, goes_on = _with_beginning(message_turns.of_messages(body.messages))
+    shown, deferred = _tools(body)
+    turns = MessageTurns([*shown, *deferred])
+    messages, goes_on = _with_beginning(turns.of(body.messages))
+    shown_names = {tool.function.name for tool in shown}
+    told_later = [tool for name, tool in turns.defined.items() if name not in shown_names]
     thinks = not isinstance(body.thinking, ThinkingDisabled)
     effort, format = body.output_config.effort, body.output_config.format
     return _Chat(
         model=body.model,
         messages=[*message_turns.of_system(body.system), *messages],
         continue_final_message=goes_on,
-        tools=list(_tools(body.tools)),
-        tool_choice=_tool_choice(body),
+        tools=[*shown, *told_later],
+        told_later=frozenset(tool.function.name for tool in told_later),
+        tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", False),
         reasoning_effort=_EFFORTS.get(effort, effort) if effort else None,
         include_reasoning=thinks,
@@ -75,19 +79,19 @@ def _with_beginning(messages: list[ChatMessage]) -> tuple[list[ChatMessage], boo
     return (messages, True) if last.text else (messages[:-1], False)
 
 
-def _tools(definitions: Sequence[ToolDefinition]) -> Iterator[Tool]:
-    """Those that the client itself runs: others are left out, since clients name some whatever the server."""
-    for i, each in enumerate(definitions):
-        if each.type not in (None, "custom"):
-            continue
-        if each.name is None or each.input_schema is None:
-            missing = f"tools[{i}].{'name' if each.name is None else 'input_schema'}"
-            raise InvalidRequest(f"`{missing}` is required", param=missing)
-        yield Tool(FunctionDefinition(each.name, each.description, each.input_schema, each.strict))
+def _tools(body: CountTokensRequest) -> tuple[list[Tool], list[Tool]]:
+    """Those that the client itself runs: the ones to show at once, and the deferred."""
+    # Where nobody could find them later, deferred ones are shown too.
+    may_defer = not any(each.finds_others for each in body.tools)
+    tools: tuple[list[Tool], list[Tool]] = ([], [])
+    for i, each in enumerate(body.tools):
+        if not each.is_anthropics:
+            tools[may_defer and bool(each.defer_loading)].append(each.tool(f"tools[{i}]"))
+    return tools
 
 
-def _tool_choice(body: CountTokensRequest) -> ToolChoice:
-    match body.tool_choice:
+def _tool_choice(choice: MessageToolChoice) -> ToolChoice:
+    match choice:
         case AnyOrNoTool():
             return "auto"
         case AnyTool():

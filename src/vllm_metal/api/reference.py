@@ -27,10 +27,10 @@ field counts as absent. `model` may be left out. Query strings are ignored but f
   error is one more event, before `[DONE]`; of a response it is `response.failed`.
 - **Keys** come as `Authorization: Bearer KEY` or as `X-Api-Key: KEY`.
 - **Anthropic's API.** `/v1/messages` and what is below it have their errors in that API's shape:
-  `{"type": "error", "error": {"type", "message"}, "request_id"}`. Tools of Anthropic's own are left out.
-  Reasoning is off unless `thinking` says otherwise; what of it is not to be shown is in its signature, and
-  comes back with that. Headers of bills in the system prompt are left out, since a prompt that begins
-  anew each time finds no kept prefix.
+  `{"type": "error", "error": {"type", "message"}, "request_id"}`. Tools of Anthropic's own are left out, and
+  deferred ones are told where a message refers to them. Reasoning is off unless `thinking` says otherwise;
+  what of it is not to be shown is in its signature, and comes back with that. Headers of bills in the system
+  prompt are left out, since a prompt that begins anew each time finds no kept prefix.
 - **System messages** stay in their place. What the chat template does not take there is said by the user,
   between `<system>` and `</system>`.
 - **Structure.** One of `response_format`, the members of `structured_outputs` and the `guided_*` fields
