@@ -13,14 +13,14 @@ import streamed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-CHECK = Path(__file__).parent / "scripts" / "check_openai_schema.py"
+CHECK = Path(__file__).parent / "scripts" / "check_schema.py"
 CHAT = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 6}
 TEXT = {"prompt": ["The capital of France is", "Once"], "max_tokens": 6}
 USAGE = {"stream_options": {"include_usage": True}}
 
 
 def check(python_of, tmp_path: Path, **instances: Any) -> None:
-    run([python_of("openai-schema"), "-I", CHECK], cwd=tmp_path, stdin=json.dumps(instances))
+    run([python_of("openai-schema"), "-I", CHECK, "openai"], cwd=tmp_path, stdin=json.dumps(instances))
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"temperature": 0}, {"logprobs": True, "top_logprobs": 2}])

