@@ -77,10 +77,15 @@ def test_packs_are_bounded(kv: SlotKVCacheManager) -> None:
 def test_a_prompt_that_goes_on_attends_to_its_slot(kv: SlotKVCacheManager) -> None:
     new = prompt(kv, "a", 700, computed=300)
     shape, (positions, *_) = plan(kv, {new: 400}, static=True)
-    assert shape == StepShape((), (), (Chunk(2048, 512, 0, 1024, False),))
+    assert shape == StepShape((), (), (Chunk(2048, 512, 0, 812, True),))
     assert positions == [*range(300, 812)]
     shape, _ = plan(kv, {new: 400}, static=False)
     assert shape.chunks == (Chunk(2048, 400, 0, 700, True),)
+
+
+def test_small_chunks_look_at_a_number_of_keys_that_recurs(kv: SlotKVCacheManager) -> None:
+    shape, _ = plan(kv, {prompt(kv, "a", 700, computed=300): 200}, static=True)
+    assert shape.chunks == (Chunk(2048, 256, 0, 768, False),)
 
 
 def test_on_a_cpu_nothing_is_padded(kv: SlotKVCacheManager) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import mlx.core as mx
 import psutil
 
 from vllm_metal.errors import ConfigError
+
+# On CUDA, MLX keeps this many graphs of 20 operations, and a step is some 30 of them. With its own 400, steps
+# of a dozen shapes would be made anew each time. Read when MLX first uses the device.
+os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "4096")
 
 
 def select(name: str) -> None:

@@ -120,8 +120,11 @@ class FusedRunner:
         return logits
 
     def _trace(self, shape: StepShape, num_selected: int) -> _Trace | None:
-        """None for a shape that is met for the first time: to build a graph twice pays only if it recurs."""
-        if not self.static:
+        """None for a shape that is met for the first time: to build a graph twice pays only if it recurs.
+
+        That of a chunk seldom does: each looks at more keys than the one before.
+        """
+        if not self.static or shape.chunks:
             return None
         key = shape, num_selected
         if key not in self._traces:

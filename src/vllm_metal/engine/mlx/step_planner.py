@@ -13,6 +13,9 @@ from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 #: Rows of prompts are rounded up to these, so that steps come in few shapes.
 _NUM_ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LEAST_KEY_LENGTH = 256
+#: Chunks of so many rows are worth a shape of their own: a mask over all their keys costs more than that.
+#: Smaller ones begin anywhere, behind kept prefixes, and would seldom meet a shape twice.
+_LEAST_EXACT = 512
 #: Prompts that begin share one attention up to this many rows, since its work grows with their square.
 _MOST_PACKED = 2048
 
@@ -83,8 +86,10 @@ class StepPlanner:
         offset, capacity = len(tokens), self.kv.slot(request).capacity
         self._add(request, num_tokens, tokens)
         num_rows = self._pad(tokens, offset, request, num_tokens)
-        key_length = self._key_length(request.num_computed_tokens + num_rows, capacity)
-        return Chunk(capacity, num_rows, offset, key_length, is_exact=not self.static)
+        end = request.num_computed_tokens + num_rows
+        is_exact = not self.static or num_rows >= _LEAST_EXACT
+        key_length = end if is_exact else self._key_length(end, capacity)
+        return Chunk(capacity, num_rows, offset, key_length, is_exact)
 
     def _add(self, request: Request, num_tokens: int, tokens: StepTokens) -> None:
         tokens.add(request, request.num_computed_tokens, num_tokens, slot=self.kv.slot(request).row)
