@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 Phase = Literal["away", "preparing", "ready", "loading", "loaded", "unloading"]
 State = Literal["unloaded", "loading", "ok", "unloading", "failed"]
 
-#: A turn of a model that others wait for lasts this many times as long as loading it took, and the least of
-#: them so long: loading then takes a fifth of the time at most.
+#: A turn of a model that others wait for lasts this many times as long as loading it took: of the time, a
+#: fifth then goes into loads. Who waits for a model is not told to come back within the longest.
 _LOADS_A_TURN = 4
-_LEAST_TURN_S = 2.0
+_LEAST_TURN_S, _MOST_TURN_S = 2.0, 60.0
 _FIRST_RETRY_S = 5.0
 _LAST_RETRY_S = 300.0
 
@@ -186,7 +186,8 @@ class ResidentModel:
         """When others' wish for its memory goes before its own: after its turn, or when nobody has asked for
         it for as long as loading it took.
         """
-        turn_ends_at = self.loaded_at + max(_LEAST_TURN_S, _LOADS_A_TURN * self.load_s)
+        turn_s = min(max(_LEAST_TURN_S, _LOADS_A_TURN * self.load_s), _MOST_TURN_S)
+        turn_ends_at = self.loaded_at + turn_s
         return turn_ends_at if self.num_users else min(turn_ends_at, self.last_used_at + self.load_s)
 
     def admit(self) -> None:
