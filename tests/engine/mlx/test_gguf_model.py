@@ -226,6 +226,8 @@ def test_quantized_modules_keep_the_bits_of_their_tensor(tmp_path):
     [
         ({}, None),
         ({"rope.scaling.type": "none"}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, None),
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         (
             {
@@ -290,6 +292,19 @@ def test_other_frequency_tables_are_refused(tmp_path):
 def test_a_sliding_window_bounds_the_context(tmp_path):
     file = write(tmp_path, "mistral", reference("mistral"), metadata={"attention.sliding_window": 256})
     assert gguf_model.load_model(file)[1]["max_position_embeddings"] == 256
+
+
+def test_what_a_model_sees_images_with_is_left_out(tmp_path):
+    model = reference("gemma3")
+    tensors = {name: ("F32", np.ones(4, np.float32)) for name in ("v.blk.0.attn_q.weight", "mm.input.weight")}
+    file = write(tmp_path, "gemma3", model, tensors=tensors)
+    np.testing.assert_allclose(logits_of(file), model(PROMPT), rtol=1e-4, atol=1e-4)
+
+
+def test_gemma3_has_a_rope_of_its_own_where_its_file_has_none(tmp_path):
+    file = write(tmp_path, "gemma3", reference("gemma3"), metadata={"rope.freq_base": None})
+    config = gguf_config.read_config(file)
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1_000_000.0, 10_000.0)
 
 
 def test_windows_of_gemma3_leave_its_context_whole(tmp_path):

@@ -20,8 +20,9 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 MERGES = ["1 2", "12 3", "a b", "Ġ a"]
 
 
-def write(path, **settings) -> GGUFFile:
+def write(path, *, architecture="llama", **settings) -> GGUFFile:
     metadata = {f"tokenizer.ggml.{key}": value for key, value in settings.items() if value is not None}
+    metadata["general.architecture"] = architecture
     template = metadata.pop("tokenizer.ggml.chat_template", None)
     extra = {} if template is None else {"tokenizer.chat_template": template}
     return GGUFFile(gguf_writer.write(path / "tokenizer.gguf", metadata | extra, {}))
@@ -239,8 +240,8 @@ def test_the_space_before_a_text_can_be_off(sentencepiece_model, tmp_path):
     assert tokenizer.decode(tokenizer.encode(" t", add_special_tokens=False)) == " t"
 
 
-def test_runs_of_spaces_are_tokens_of_their_own(tmp_path):
-    """Gemma's files write them as they are in a text, and other pieces with the mark for a space."""
+def test_gemmas_runs_of_spaces_are_tokens_of_their_own(tmp_path):
+    """They are written as in a text, other pieces with the mark for a space. Texts are begun with none."""
     pieces = ["<unk>", "<s>", "a", "b", "▁", "▁a", "▁b", "  ", "   "]
     types = [UNKNOWN, CONTROL, *[NORMAL] * 5, USER_DEFINED, USER_DEFINED]
     file = write(
@@ -249,7 +250,7 @@ def test_runs_of_spaces_are_tokens_of_their_own(tmp_path):
         tokens=pieces,
         scores=[0.0, 0.0, *(-float(index) for index in range(len(pieces) - 2))],
         token_type=types,
-        add_space_prefix=False,
+        architecture="gemma2",
         bos_token_id=1,
     )
     tokenizer = load_tokenizer(file)

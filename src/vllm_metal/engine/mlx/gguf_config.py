@@ -84,6 +84,7 @@ def _gemma3(metadata: _Metadata) -> dict[str, Any]:
         "query_pre_attn_scalar": _query_scalar(metadata, layers_of_27b=62),
         "sliding_window": window,
         "sliding_window_pattern": _sliding_window_pattern(metadata) if window else 1,
+        "rope_theta": metadata.number("rope.freq_base", 1_000_000.0),
         "rope_local_base_freq": metadata.number("rope.freq_base_swa", 10_000.0),
         "max_position_embeddings": metadata.number("context_length"),
     }
@@ -219,10 +220,11 @@ def _dtype(types: set[str], family: _Family) -> str:
 def _rope_scaling(metadata: _Metadata, family: _Family) -> dict[str, str | float] | None:
     if _LLAMA3_FACTORS in metadata.file.tensors:
         return _llama3_scaling(metadata)
-    kind = metadata.get("rope.scaling.type", "none")
-    if kind == "none":
+    factor = metadata.get("rope.scaling.factor")
+    kind = metadata.get("rope.scaling.type", "linear" if factor else "none")
+    if kind == "none" or (kind == "linear" and factor == 1):
         return None
-    if kind not in family.scalings or metadata.get("rope.scaling.factor") is None:
+    if kind not in family.scalings or factor is None:
         raise UnsupportedModel(
             f"rope scaling `{kind}` is not supported in GGUF files", hint="use an MLX version of the model"
         )

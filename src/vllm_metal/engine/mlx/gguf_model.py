@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib import import_module
 from typing import Any
@@ -13,6 +14,8 @@ from vllm_metal.engine.mlx import gguf_cache
 from vllm_metal.engine.mlx.gguf import GROUP_SIZE, GGUFFile
 from vllm_metal.engine.mlx.gguf_config import ROPE_TENSORS, architecture_of, read_config
 from vllm_metal.errors import UnsupportedModel
+
+logger = logging.getLogger(__name__)
 
 _MODULES = {
     "token_embd": "model.embed_tokens",
@@ -47,6 +50,8 @@ _OWN_MODULES = {
         "ffn_down_exps": "mlp.switch_mlp.down_proj",
     },
 }
+# Of models that see, which mlx-lm's classes for text leave out too.
+_IMAGE_PARTS = ("v.", "mm.")
 _TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<parameter>weight|bias)")
 
 
@@ -57,6 +62,7 @@ def load_model(file: GGUFFile) -> tuple[nn.Module, dict[str, Any]]:
     model = implementation.Model(implementation.ModelArgs.from_dict(config))
     weights = gguf_cache.load(file)
     if weights is None:
+        logger.info("converting `%s` for MLX, %s", file.path, file.quantization)
         weights = _weights(file, config)
         gguf_cache.store(file, weights)
     if hasattr(model, "sanitize"):
@@ -85,7 +91,7 @@ def _weights(file: GGUFFile, config: dict[str, Any]) -> dict[str, mx.array]:
     adds_one = architecture_of(file).startswith("gemma")
     weights = {}
     for tensor in file.tensors.values():
-        if tensor.name in ROPE_TENSORS:
+        if tensor.name in ROPE_TENSORS or tensor.name.startswith(_IMAGE_PARTS):
             continue
         match = _TENSOR_NAME.fullmatch(tensor.name)
         if match is None or match["module"] not in modules:

@@ -24,7 +24,8 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
 
     Raises UnsupportedModel for a kind of tokenizer that is not known, NotAModel where its parts do not fit.
     """
-    settings = {
+    architecture = str(file.metadata.get("general.architecture"))
+    settings = {"add_space_prefix": not architecture.startswith("gemma")} | {
         key.removeprefix("tokenizer.ggml."): value
         for key, value in file.metadata.items()
         if key.startswith("tokenizer.ggml.")
@@ -111,7 +112,7 @@ def _sentencepiece(settings: dict[str, Any]) -> BackendTokenizer:
     )
     space = normalizers.Replace(" ", "▁")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if settings.get("add_space_prefix", True):
+    if settings["add_space_prefix"]:
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), space])
         steps.append(decoders.Strip(" ", 1, 0))
     else:
