@@ -130,7 +130,11 @@ def test_tools_of_all_kinds() -> None:
 
 def test_allowed_tools_are_the_only_ones() -> None:
     tools = [{"type": "function", "name": name} for name in ("f", "g")]
-    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]}
+    choice = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "g"}, {"type": "web_search"}],
+    }
     asked = chat(said("user", "Hi"), tools=tools, tool_choice=choice)
     assert [tool.function.name for tool in asked.tools] == ["g"]
     assert asked.tool_choice == "required"

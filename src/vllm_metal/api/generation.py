@@ -1,4 +1,4 @@
-"""What requests of both generating endpoints have in common."""
+"""What requests of all endpoints that generate have in common."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Progress(Struct):
 
 
 class GenerationRequest(RequestBody, kw_only=True):
-    """What both generating endpoints take."""
+    """What chats, completions and responses take."""
 
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
         "early_stopping": (False,),

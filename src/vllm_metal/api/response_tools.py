@@ -18,6 +18,7 @@ from vllm_metal.api.tools import (
 )
 from vllm_metal.errors import InvalidRequest
 
+_CALLABLE = ("function", "custom")
 #: The arguments of a function that stands for a tool of free text.
 _FREE_TEXT = {
     "type": "object",
@@ -42,7 +43,7 @@ class ResponseTool(Struct, omit_defaults=True):
 
     @property
     def is_offered(self) -> bool:
-        return self.type in ("function", "custom", "namespace")
+        return self.type in (*_CALLABLE, "namespace")
 
     def echoed(self) -> dict[str, Any]:
         """As replies repeat it: with all that a tool of its type has to have."""
@@ -104,7 +105,7 @@ def offered(tools: list[ResponseTool]) -> list[OfferedTool]:
 
 
 def _offered(tool: ResponseTool, path: str, namespace: str | None = None) -> list[OfferedTool]:
-    if tool.type not in ("function", "custom"):
+    if tool.type not in _CALLABLE:
         return []
     name = _require_name(tool, path)
     definition = FunctionDefinition(
@@ -137,6 +138,7 @@ def chosen(tools: list[OfferedTool], choice: ResponseToolChoice) -> tuple[list[T
         allowed = [
             _meant(reference, tools, f"tool_choice.tools[{i}]")
             for i, reference in enumerate(choice.tools or ())
+            if reference.type in _CALLABLE
         ]
         return [tool.function for tool in tools if tool in allowed], choice.mode or "auto"
     one = _meant(choice, tools, "tool_choice")
@@ -144,7 +146,7 @@ def chosen(tools: list[OfferedTool], choice: ResponseToolChoice) -> tuple[list[T
 
 
 def _meant(reference: ToolReference, tools: list[OfferedTool], path: str) -> OfferedTool:
-    if reference.type not in ("function", "custom"):
+    if reference.type not in _CALLABLE:
         raise InvalidRequest(f"tools of type `{reference.type}` cannot be called", param=f"{path}.type")
     for tool in tools:
         if tool.is_meant_by(reference):
