@@ -97,6 +97,9 @@ class Loader:
         await asyncio.sleep(0)
         return Measure(self._need(path.name), self.device_bytes)
 
+    def engine_type(self, path: Path) -> type[Any]:
+        return Engine
+
     def engine(self, name: str, path: Path, of_model: config.Config, room_bytes: int) -> Any:
         assert room_bytes <= self.device_bytes
         return Engine(name, self, self._need(path.name))
@@ -466,6 +469,9 @@ def test_unload_waits_for_those_who_use_it_and_holds_others_back(folder):
         assert (await unload).name == "b"
         await late
         assert server.loader.loads_of("b") == 2
+        # So has everybody who asks for that.
+        await server.ask("b")
+        await asyncio.gather(server.manager.unload("b"), server.manager.unload("b"))
         # What is not loaded is unloaded already, and who does not wait for it does not have it unloaded.
         await server.manager.unload("c")
         long = asyncio.create_task(server.ask("b", for_s=10.0))
@@ -507,10 +513,12 @@ def test_names(folder):
             assert engine.name == "b"
         async with server.manager.acquire_a(Engine, str(folder / "a")) as engine:
             assert engine.name == "a"
-        with pytest.raises(InvalidRequest, match="the model `a` counts") as unfit:
-            async with server.manager.acquire("a"):
-                pass
-        assert unfit.value.param == "model"
+        # The second is not even loaded for that.
+        for name in "ac":
+            with pytest.raises(InvalidRequest, match=f"the model `{name}` counts") as unfit:
+                async with server.manager.acquire(name):
+                    pass
+            assert unfit.value.param == "model"
         assert [listed.local.name for listed, _ in await server.manager.listed()] == ["b", "c", "d"]
         return server.loader
 

@@ -64,6 +64,9 @@ class ModelLoader(Protocol):
     async def measure(self, path: Path, config: Config) -> Measure:
         """Raises MetalError for what cannot be loaded."""
 
+    def engine_type(self, path: Path) -> type[ServingEngine]:
+        """Of the engine that runs this model."""
+
     def engine(self, name: str, path: Path, config: Config, room_bytes: int) -> ServingEngine:
         """Not started yet. It may take `room_bytes`, KV included."""
 
@@ -82,8 +85,11 @@ class MLXLoader:
         finally:
             thread.shutdown(wait=False)
 
+    def engine_type(self, path: Path) -> type[ServingEngine]:
+        return AsyncEngine if model_kind(path) is ModelKind.GENERATE else EmbeddingEngine
+
     def engine(self, name: str, path: Path, config: Config, room_bytes: int) -> ServingEngine:
-        if model_kind(path) is not ModelKind.GENERATE:
+        if self.engine_type(path) is EmbeddingEngine:
             return EmbeddingEngine(
                 partial(_build_embedder, name, path, config, self._turns),
                 max_queued=config.server.max_queued,

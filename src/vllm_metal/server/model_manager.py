@@ -173,13 +173,12 @@ class ModelManager:
     ) -> AsyncIterator[EngineT]:
         """As `acquire`, for an engine of another kind."""
         model = await self._find(name)
+        # Before it is loaded, if it is known by then.
+        if model.local is not None and model.engine is None:
+            _check_kind(model, self._loader.engine_type(model.local.path), kind)
         async with model.used(self._give_up_at(deadline), keep_alive_s) as engine:
-            if not isinstance(engine, kind):
-                raise InvalidRequest(
-                    f"the model `{model.name}` {engine.purpose}, which is not what is asked for",
-                    param="model",
-                    hint="`GET /v1/models` lists others",
-                )
+            _check_kind(model, type(engine), kind)
+            assert isinstance(engine, kind)
             yield engine
 
     async def load(self, name: str | None, keep_alive_s: float | None) -> ResidentModel:
@@ -197,14 +196,13 @@ class ModelManager:
             with suppress(MetalError):
                 async with model.used(None, None):
                     pass
-        if model.phase == "loaded":
-            model.is_leaving = True
-            self._place()
+        model.num_unloads += 1
+        self._place()
         try:
             await model.gone.wait()
         finally:
             # Whoever asked for it may have left before that.
-            model.is_leaving = False
+            model.num_unloads -= 1
             self._place()
         return model
 
@@ -409,6 +407,15 @@ class ModelManager:
             self.fatal.set_result(error)
         for model in self._models:
             model.refuse(EngineUnavailable(in_words(error)))
+
+
+def _check_kind(model: ResidentModel, has: type[ServingEngine], wanted: type[ServingEngine]) -> None:
+    if not issubclass(has, wanted):
+        raise InvalidRequest(
+            f"the model `{model.name}` {has.purpose}, which is not what is asked for",
+            param="model",
+            hint="`GET /v1/models` lists others",
+        )
 
 
 def _served_name(source: Source) -> str:

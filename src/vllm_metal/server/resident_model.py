@@ -74,8 +74,8 @@ class ResidentModel:
         #: Whether it is to be loaded though nobody waits.
         self.is_preloading = False
         self.is_held = False
-        #: Whether it is to be unloaded as soon as nobody uses it.
-        self.is_leaving = False
+        #: Those who want it unloaded as soon as nobody uses it.
+        self.num_unloads = 0
         #: "ready" is on disk and measured, so that it can be loaded.
         self.phase: Phase = "away"
         #: Set while nothing of it is in memory.
@@ -146,6 +146,10 @@ class ResidentModel:
         """Whether it is to be loaded, and there is no reason to wait with that."""
         is_waited_for = bool(self._waiting) or self.is_preloading
         return is_waited_for and not (self.failure and self._loop.time() < self.failure.retry_at)
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.num_unloads > 0
 
     @property
     def is_open(self) -> bool:
@@ -267,8 +271,9 @@ class ResidentModel:
         self.phase = "unloading"
         await self.engine.stop()
         self.engine = self.need = None
-        self.is_leaving = self.is_held = False
+        self.is_held = False
         self.phase = "away"
+        logger.info("unloaded `%s`", self.name)
         self.gone.set()
 
     def fail(self, error: MetalError) -> None:
