@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import re
 import struct
 from collections import Counter
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_metal.errors import NotAModel
+from vllm_metal.hub.variants import PART
 
 MAGIC = b"GGUF"
 
@@ -43,9 +43,6 @@ _UINT32, _STRING, _ARRAY, _UINT64 = 4, 8, 9, 10
 _NUMBER_FORMATS = {
     0: "B", 1: "b", 2: "H", 3: "h", _UINT32: "I", 5: "i", 6: "f", 7: "?", _UINT64: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-
-
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,7 @@ def read(path: Path) -> GGUFHeader:
 def _other_parts(path: Path, count: Any) -> list[Path]:
     if not isinstance(count, int) or count <= 1:
         return []
-    name = _PART.fullmatch(path.name)
+    name = PART.fullmatch(path.stem)
     if name is None or int(name["count"]) != count:
         raise damaged(path, f"it is one of {count} parts, but is not named `NAME-00001-of-{count:05}.gguf`")
     if int(name["number"]) != 1:

@@ -11,7 +11,8 @@ from pathlib import Path
 from vllm_metal.errors import ModelNotFound
 from vllm_metal.hub.disk import format_bytes
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
+#: The name of one part of a model, without its suffix.
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q\d+(?:_[A-Za-z0-9]+)*|TQ\d_\d|BF16|F16|F32|FP16|MXFP4(?:_[A-Za-z]+)?))"
     r"(?![A-Za-z0-9])",
@@ -37,7 +38,7 @@ def variants(sizes: Mapping[str, int]) -> list[Variant]:
     for path in sorted(sizes):
         stem, suffix = path[: -len(".gguf")], path[-len(".gguf") :]
         if suffix == ".gguf" and not any(word in path.lower() for word in _NO_MODEL):
-            part = _PART.fullmatch(stem)
+            part = PART.fullmatch(stem)
             groups.setdefault(part["stem"] if part else stem, []).append(path)
     quants = {stem: _quant(stem) for stem in groups}
     times = Counter(quants.values())
@@ -82,7 +83,7 @@ def _quant(stem: str) -> str:
 
 
 def _variant(quant: str, files: list[str], sizes: Mapping[str, int]) -> Variant:
-    part = _PART.fullmatch(files[0].removesuffix(".gguf"))
+    part = PART.fullmatch(files[0].removesuffix(".gguf"))
     return Variant(
         quant=quant,
         files=tuple(files),

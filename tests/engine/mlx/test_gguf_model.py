@@ -386,6 +386,8 @@ def dense(file: GGUFFile, name: str) -> np.ndarray:
     ("metadata", "error", "message"),
     [
         ({"context_length": None}, NotAModel, "`llama.context_length`"),
+        ({"attention.head_count": 0}, NotAModel, "`llama.attention.head_count`"),
+        ({"embedding_length": "wide"}, NotAModel, "`llama.embedding_length`"),
         ({"expert_count": 8}, UnsupportedModel, "mixtures of experts"),
         ({"attention.head_count_kv": [2, 1]}, UnsupportedModel, "layers of .* differ"),
         ({"rope.scaling.type": "longrope"}, UnsupportedModel, "`longrope`"),

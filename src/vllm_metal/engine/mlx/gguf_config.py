@@ -31,15 +31,15 @@ class _Metadata:
         return self.file.metadata.get(self._prefix + key, default)
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """Raises NotAModel where it is missing, UnsupportedModel where each layer has its own."""
+        """Raises NotAModel where there is none, UnsupportedModel where each layer has its own."""
         value = self.get(key, default)
         if isinstance(value, list):
             raise UnsupportedModel(
                 f"the layers of `{self.file.path}` differ in `{self._prefix}{key}`, which is not supported",
                 hint="use an MLX version of the model",
             )
-        if not isinstance(value, (int, float)):
-            raise NotAModel(f"`{self.file.path}` lacks the metadata `{self._prefix}{key}`")
+        if not isinstance(value, (int, float)) or (default is None and value <= 0):
+            raise NotAModel(f"`{self.file.path}` lacks a number for `{self._prefix}{key}`")
         return value
 
     @property
@@ -80,7 +80,6 @@ def _gemma3(metadata: _Metadata) -> dict[str, Any]:
         raise UnsupportedModel(f"`{metadata.file.path}` caps its logits, which is not supported for Gemma 3")
     window = metadata.number("attention.sliding_window", 0)
     return {
-        "model_type": "gemma3_text",
         "query_pre_attn_scalar": _query_scalar(metadata, layers_of_27b=62),
         "sliding_window": window,
         "sliding_window_pattern": _sliding_window_pattern(metadata) if window else 1,
