@@ -227,3 +227,14 @@ def test_a_client_that_leaves_holds_nothing_up(server):
     connection.close()
     assert len(embed(server, "text", DECODER)) == 1
     assert server.chat("Hi", max_tokens=1) is not None
+
+
+def test_the_list_tells_what_models_are_for(server):
+    _, reply = server.get("/v1/models")
+    assert {each["id"]: each["kind"] for each in reply["data"]} == {
+        CHAT: "generate",
+        ENCODER: "embed",
+        DECODER: "embed",
+        RERANKER: "score",
+        JUDGE: "score",
+    }

@@ -16,6 +16,7 @@ from vllm_metal.errors import MetalError, ModelNotFound
 from vllm_metal.hub import store
 from vllm_metal.hub.catalogue import known_models
 from vllm_metal.hub.installed import InstalledModel, installed_models
+from vllm_metal.hub.model_kind import ModelKind, model_kind
 from vllm_metal.hub.names import HubSource, config_for, configured_source, parse_source
 from vllm_metal.hub.store import LocalModel
 
@@ -33,6 +34,7 @@ class ListedModel:
     local: LocalModel
     names: frozenset[str]
     context_length: int | None
+    kind: ModelKind
 
 
 class ModelDirectory:
@@ -87,7 +89,8 @@ def _listed(config: Config) -> Iterator[ListedModel]:
         if model is not None:
             names |= set(_names_of(model, is_unique=last_parts[_last_part(model.name)] == 1))
         length = None if model is None else model.context_length
-        yield ListedModel(LocalModel(_name(model, names), path), frozenset(names), length)
+        local = LocalModel(_name(model, names), path)
+        yield ListedModel(local, frozenset(names), length, model_kind(path))
 
 
 def _given_names(config: Config) -> Iterator[tuple[str, Path]]:

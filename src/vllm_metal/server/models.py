@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vllm_metal.api.models import Model, ModelList
 from vllm_metal.errors import ModelNotFound
+from vllm_metal.hub.model_kind import model_kind
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import MANAGER
 from vllm_metal.server.model_manager import ModelManager
@@ -38,11 +39,14 @@ async def _models(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset
 
 async def _without_adapters(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset[str]]]:
     default = manager.default
+    kind = model_kind(default.local.path) if default.local else None
     for name in manager.served_names:
-        told = Model(name, manager.created, max_model_len=_length(default), state=default.state)
+        told = Model(name, manager.created, max_model_len=_length(default), kind=kind, state=default.state)
         yield told, frozenset({name})
     for listed, resident in await manager.listed():
-        told = Model(listed.local.name, manager.created, max_model_len=listed.context_length)
+        told = Model(
+            listed.local.name, manager.created, max_model_len=listed.context_length, kind=listed.kind
+        )
         if resident is not None:
             told.state = resident.state
             told.max_model_len = _length(resident) or told.max_model_len
