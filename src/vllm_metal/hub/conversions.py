@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from vllm_metal import __version__, paths
 
-#: Under which a safetensors file names the model that it was made from.
-SOURCE_KEY, IDENTITY_KEY = "source", "identity"
-
 _SUFFIX = ".safetensors"
+# Under which a safetensors file names the model that it was made from.
+_SOURCE_KEY = "source"
 
 
 def file_for(source: Path) -> Path:
@@ -25,15 +25,15 @@ def file_for(source: Path) -> Path:
 
 
 def partial_file_for(source: Path) -> Path:
-    """Where this process writes it, to be renamed to `file_for` once it is whole."""
+    """Where this thread writes it, to be renamed to `file_for` once it is whole."""
     file = file_for(source)
-    return file.with_name(f".{file.stem}.{os.getpid()}{_SUFFIX}")
+    return file.with_name(f".{file.stem}.{threading.get_ident()}.{os.getpid()}{_SUFFIX}")
 
 
 def description(files: Sequence[Path]) -> dict[str, str]:
     """What a conversion of these files by this version says of itself."""
-    identity = [__version__, *([file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files)]
-    return {SOURCE_KEY: _absolute(files[0]), IDENTITY_KEY: json.dumps(identity)}
+    identities = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    return {_SOURCE_KEY: json.dumps([_absolute(files[0]), __version__, *identities])}
 
 
 def forget(source: Path) -> None:
@@ -70,7 +70,8 @@ def _has_source(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        return Path(header["__metadata__"][SOURCE_KEY]).exists()
+        path, *_ = json.loads(header["__metadata__"][_SOURCE_KEY])
+        return Path(path).exists()
     except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
         return False
 

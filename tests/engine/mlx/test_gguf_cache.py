@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import sys
 from types import SimpleNamespace
 
 import gguf_writer
@@ -50,6 +51,16 @@ def test_weights_come_back_as_they_were(requantized_gguf):
         assert loaded[name].dtype == array.dtype
         assert mx.array_equal(loaded[name], array).item()
     assert kept_files() == [conversions.file_for(requantized_gguf.path).name]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its names are UTF-8")
+def test_a_file_may_have_any_name(tmp_path):
+    folder = tmp_path / os.fsdecode(b'\xff "\\')
+    folder.mkdir()
+    file = write(folder, "Q6_K")
+    gguf_cache.store(file, WEIGHTS)
+    conversions.sweep()
+    assert gguf_cache.load(file) is not None
 
 
 def test_what_needs_no_quantizing_takes_no_disk(tmp_path):
