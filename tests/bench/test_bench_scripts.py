@@ -126,6 +126,24 @@ def test_churn_script_on_a_tiny_model(tokenizer: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_turns_of_an_agent_on_a_tiny_model(tokenizer: Path, tmp_path: Path):
+    from random_model import make
+
+    make("tiny", tokenizer, tmp_path / "model")
+    done = script(
+        "agent_turns.py",
+        *("--model", "model", "--words", "400", "--conversations", "1", "--save-result", "turns.json"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "turns.json").read_text())
+    (first, second), (none, kept) = result["prompt_tokens"], result["cached_tokens"]
+    assert none == 0 < 400 < kept < first < second
+    assert result["ratio"] > 0
+    assert "second_ttft_ms" in done.stdout
+
+
+@pytest.mark.slow
 def test_exported_smollm2_gives_the_same_text_in_mlx_lm(
     smollm2_path: Path, tmp_path: Path, server: ServerProcess
 ):
