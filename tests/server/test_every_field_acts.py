@@ -96,6 +96,7 @@ SEEN_IN = {
     "tool_choice": "server/test_tool_calls.py",
     "tools": "server/test_tool_calls.py",
     "top_logprobs": "server/test_sampling_fields.py",
+    "truncation": "server/test_responses.py",
 }
 
 

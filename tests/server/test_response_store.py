@@ -37,6 +37,7 @@ def response(response_id: str, text: str = "Hi") -> Response:
         text=TextOptions(),
         tool_choice="auto",
         tools=[],
+        truncation="disabled",
         top_logprobs=0,
         **unsaid,
     )

@@ -231,6 +231,34 @@ def test_previous_items_come_first_and_instructions_are_not_carried_over(client:
     assert second.usage.input_tokens == alone + 2 * len("\x01One")
 
 
+def test_the_oldest_turns_go_where_the_context_is_full(client: openai.OpenAI) -> None:
+    """The context has 4096 tokens, of which a byte is one and the beginning of a message as well."""
+    rules = {"role": "developer", "content": "Rules."}
+    turns: list[Any] = []
+    for letter in "abcdef":
+        turns += [{"role": "user", "content": letter * 500}, {"role": "assistant", "content": letter * 400}]
+    asked = [rules, *turns, {"role": "user", "content": "Hi"}]
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        whole(client, asked)
+    # A quarter is left for the answer, or as much as is asked for.
+    for fields, num_turns in (({}, 3), ({"max_output_tokens": 400}, 4), ({"max_output_tokens": 4000}, 2)):
+        answered = whole(client, asked, truncation="auto", **fields)
+        assert (answered.output_text, answered.truncation) == ("Hi", "auto")
+        kept = [rules, *turns[-2 * num_turns :], {"role": "user", "content": "Hi"}]
+        assert answered.usage.input_tokens == whole(client, kept).usage.input_tokens
+    # All that was asked with is kept.
+    assert len(list(client.responses.input_items.list(answered.id))) == len(asked)
+
+
+def test_what_fits_is_not_truncated_and_the_last_turn_never_is(client: openai.OpenAI) -> None:
+    asked = [{"role": "user", "content": letter * 1700} for letter in "ab"]
+    tokens = whole(client, asked).usage.input_tokens
+    assert whole(client, asked, truncation="auto").usage.input_tokens == tokens
+    asked.append({"role": "user", "content": "c" * 5000})
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        whole(client, asked, truncation="auto")
+
+
 def test_a_stored_item_by_its_id(client: openai.OpenAI) -> None:
     first = whole(client, "One")
     items: list[Any] = [{"type": "item_reference", "id": first.output[0].id}]
@@ -409,7 +437,7 @@ def test_a_client_that_leaves_ends_its_request(tiny_server: ServerProcess) -> No
         ({"input": "Hi", "background": True}, "background"),
         ({"input": "Hi", "conversation": "conv_1"}, "conversation"),
         ({"input": "Hi", "prompt": {"id": "p"}}, "prompt"),
-        ({"input": "Hi", "truncation": "auto"}, "truncation"),
+        ({"input": "Hi", "truncation": "some"}, "truncation"),
         ({"input": "Hi", "n": 2}, "n"),
         ({"input": "Hi", "max_tokens": 2}, "max_tokens"),
         ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),

@@ -29,6 +29,7 @@ _SEALED_REASONING = "reasoning.encrypted_content"
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
+Truncation = Literal["auto", "disabled"]
 InputItems = Annotated[list[InputItem], Meta(max_length=16_384)]
 
 
@@ -62,7 +63,6 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
         "prompt_logprobs": (),
         "response_format": (),
         "return_token_ids": (False,),
-        "truncation": ("disabled",),
     }
     without_effect: ClassVar[frozenset[str]] = (
         GenerationRequest.without_effect | {"max_tool_calls", "prompt_cache_options"}
@@ -82,6 +82,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     top_logprobs: NumLogprobs = 0
     reasoning: ReasoningOptions = msgspec.field(default_factory=ReasoningOptions)
     text: TextOptions = msgspec.field(default_factory=TextOptions)
+    truncation: Truncation = "disabled"
     tools: ResponseTools = msgspec.field(default_factory=list)
     tool_choice: ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -207,7 +208,7 @@ class Response(Struct, kw_only=True, tag_field="object", tag="response"):
     temperature: float
     top_p: float
     background: bool = False
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Truncation
     instructions: str | None
     max_output_tokens: int | None
     metadata: Metadata

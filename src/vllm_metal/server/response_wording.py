@@ -143,6 +143,7 @@ class ResponseWording:
             tool_choice=body.tool_choice,
             tools=[tool.echoed() for tool in body.tools if tool.is_offered],
             top_logprobs=body.top_logprobs,
+            truncation=body.truncation,
         )
 
     def _numbered(self, events: Iterable[ResponseEvent]) -> list[ResponseEvent]:

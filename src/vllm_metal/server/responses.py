@@ -22,6 +22,7 @@ from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, chat_answers, security
 from vllm_metal.server.keys import CONFIG, RESPONSES
 from vllm_metal.server.response_store import KeptResponse
+from vllm_metal.server.response_truncation import truncated
 from vllm_metal.server.response_wording import ResponseWording
 
 
@@ -33,7 +34,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         if body.store:
             request.app[RESPONSES].put(_owner(request), response, items)
 
-    chat = body.chat(items)
+    chat = body.chat(await truncated(request, body, items))
     wording = partial(ResponseWording, f"resp_{secrets.token_hex(24)}", body, keep)
     try:
         return await chat_answers.respond(request, chat, wording)
