@@ -31,6 +31,7 @@ GPU          N B in use, N B allocated
 system       N B of N B available, swap N B
 pressure     normal
 Engine at URL
+models       smollmN N B
 requests     three running, none waiting
 speed        prefill N tok/s, decode N tok/s
 step         N, prefix hits N
@@ -129,4 +130,4 @@ def test_status(server: ServerProcess) -> None:
         )
     assert done.returncode == 0, done.stderr
     assert f"requests  {NUM_REQUESTS} running, 0 waiting\n" in done.stdout
-    assert re.search(r"\nsmollm2 +ready +[\d.]+ MB +Q4_1 +[CG]PU +\w+ +8192 +no\n$", done.stdout)
+    assert re.search(r"\nsmollm2 +ready +[\d.]+ MB +Q4_1 +[CG]PU +\w+ +8192 +no +never\n$", done.stdout)
