@@ -109,7 +109,8 @@ class EmbeddingCore:
 
     def rest(self) -> None:
         """To be called when there is no work."""
-        self.runner.rest()
+        if self._turn.others_step_s is None:  # they would have to get their memory anew
+            self.runner.rest()
 
     def stats(self) -> EngineStats:
         num_waiting = min(len(self._queue), len(self._requests))

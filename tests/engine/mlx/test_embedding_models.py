@@ -206,6 +206,14 @@ def test_what_a_model_reads_is_what_its_makers_say(tmp_path, on_cpu):
     assert load(folder, max_model_len=30).traits.max_model_len == 30
 
 
+def test_inputs_that_would_take_much_memory_need_leave(tmp_path, on_cpu):
+    folder = tiny_embedders.save_decoder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32768}))
+    assert load(folder).traits.max_model_len == 8192
+    assert load(folder, max_model_len=20_000).traits.max_model_len == 20_000
+
+
 def test_prompts_come_from_the_folder(tmp_path, on_cpu):
     prompts = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}
     traits = load(

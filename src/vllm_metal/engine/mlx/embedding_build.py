@@ -47,7 +47,7 @@ def build(path: Path, config: Config, *, name: str, turns: DeviceTurns) -> Loade
         loaded = embedding_loader.load(path, dtype=engine.dtype, max_model_len=engine.max_model_len)
         runner = PoolingRunner(loaded.model, loaded.head)
         max_tokens = _CPU_BATCH_TOKENS if device.is_cpu() else _GPU_BATCH_TOKENS
-        step_bytes = _step_bytes(runner, min(loaded.traits.max_model_len, max_tokens), max_tokens, turn)
+        step_bytes = _step_bytes(runner, loaded.traits.max_model_len, max_tokens, turn)
     except BaseException:
         turn.leave()
         device.leave_thread()
@@ -75,11 +75,15 @@ def build(path: Path, config: Config, *, name: str, turns: DeviceTurns) -> Loade
     return LoadedEmbedder(core, loaded.tokenizer, loaded.traits, need, summary)
 
 
-def _step_bytes(runner: PoolingRunner, length: int, max_tokens: int, turn: Turn) -> int:
-    """Peak memory of a full batch beyond the weights; running it also warms the device up."""
+def _step_bytes(runner: PoolingRunner, max_model_len: int, max_tokens: int, turn: Turn) -> int:
+    """Peak memory of a full batch beyond the weights, or of the longest input as that lets expect; running it
+    also warms the device up.
+    """
+    length = min(max_model_len, max_tokens)
     with turn:
         mx.synchronize()
         before = mx.get_active_memory()
         mx.reset_peak_memory()
-        runner.compute([EmbeddingInput([0] * length)] * max(1, max_tokens // length))
-        return int(mx.get_peak_memory() - before)
+        runner.compute([EmbeddingInput([0] * length)] * (max_tokens // length))
+        peak_bytes = mx.get_peak_memory() - before
+    return int(peak_bytes * max(1, max_model_len / max_tokens))

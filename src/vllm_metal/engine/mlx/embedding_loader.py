@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,6 +47,9 @@ _POOLS: dict[str, tuple[str, pooling.Pool]] = {
     "pooling_mode_mean_sqrt_len_tokens": ("mean_sqrt_len_tokens", pooling.mean_by_root),
     "pooling_mode_lasttoken": ("lasttoken", pooling.last),
 }
+#: Tokens that an input may have unless the configuration says more: some models read so much that the memory
+#: of a single input would be that of another model.
+_ADVISED_MAX_TOKENS = 8192
 #: Vectors that were trained to hold most in their first numbers, however their config keeps silent of it.
 _QWEN3_SHORTEST = 32
 
@@ -65,7 +67,7 @@ class LoadedEmbeddingModel:
 
 
 def load(path: Path, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEmbeddingModel:
-    """The model at `path`; `max_model_len` 0 means all that it reads.
+    """The model at `path`; `max_model_len` 0 means as much as it reads, within reason.
 
     Raises NotAModel where files are missing or damaged, UnsupportedModel for what this version cannot run.
     """
@@ -101,7 +103,7 @@ def load(path: Path, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEm
         pairs = JudgePairs(backend) if isinstance(head, YesNoHead) else EncoderPairs(backend)
     dimensions = len(vector) // 4
     traits = EmbeddingTraits(
-        max_model_len=min(_max_tokens(path, config), max_model_len or sys.maxsize),
+        max_model_len=min(_max_tokens(path, config), max_model_len or _ADVISED_MAX_TOKENS),
         compares=compares,
         dimensions=dimensions,
         shorter=() if compares else _shorter(config, dimensions),
