@@ -61,11 +61,11 @@ field counts as absent. `model` may be left out. Query strings are ignored but f
   left out of a prompt that is too long, until the answer has room for `max_output_tokens` or a quarter of
   the context.
 - **Embeddings.** `/v1/models` tells which models are for that: of kind `embed`, or `score` for those that
-  compare. An input longer than the model reads is refused, unless `truncate_prompt_tokens` says how much of
-  it to take, -1 for as much as is read. `dimensions` is for models that were trained to have their vectors
-  cut. `prompt_name` is one of the prompts in the model's folder; queries and documents that a model compares
-  by its vectors get those of these names. Scores are what the model's makers meant them to be: often, but
-  not always, between 0 and 1.
+  compare. An input longer than the model reads, or than 8192 tokens unless `engine.max_model_len` says
+  more, is refused; `truncate_prompt_tokens` has it cut, with -1 to what is read. `dimensions` is for models
+  that were trained to have their vectors cut. `prompt_name` is one of the prompts in the model's folder;
+  queries and documents that a model compares by its vectors get those of these names. Scores are what the
+  model's makers meant them to be: often, but not always, between 0 and 1.
 - **Leaving.** A client that closes its connection ends its request. Half a close looks the same on the
   wire and counts as one: keep the sending side open until the reply is there.
 - **Rates.** `server.max_requests_per_minute` and `server.max_concurrent_requests` hold for each API key.
