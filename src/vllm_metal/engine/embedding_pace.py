@@ -6,7 +6,7 @@ from collections import deque
 from statistics import median
 
 #: What part of another engine's step a piece may last.
-_SHARE = 0.4
+_SHARE = 0.3
 #: How long a piece may last where no other engine is at work: so long waits one that begins.
 _ALONE_S = 0.2
 #: Fewer tokens take as long.
