@@ -159,6 +159,12 @@ def test_an_answer_that_has_begun_goes_on():
         )
 
 
+@pytest.mark.parametrize(("role", "content"), [("user", []), ("assistant", []), ("assistant", "")])
+def test_there_is_something_to_answer(role, content):
+    with pytest.raises(InvalidRequest, match="`messages` holds nothing to answer"):
+        chat({"role": role, "content": content})
+
+
 @pytest.mark.parametrize(
     ("role", "block", "message"),
     [
@@ -179,6 +185,11 @@ def test_blocks_that_nothing_can_be_made_of_are_named(role, block, message):
     with pytest.raises(InvalidRequest, match=message) as raised:
         chat(HI, {"role": role, "content": [text("A"), block]})
     assert raised.value.message.startswith("`messages[1].content[1]")
+
+
+def test_a_system_prompt_is_text():
+    with pytest.raises(InvalidRequest, match=r"`system\[1\]\.type`: invalid enum value 'image'"):
+        chat(system=[text("A"), {"type": "image"}])
 
 
 def test_tools():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -45,8 +45,13 @@ class ToolAdditionBlock(Struct, tag_field="type", tag="tool_addition"):
     tool: NamedTool | DefinedTool
 
 
+class RemovedTool(Struct):
+    type: Literal["tool_reference"]
+    name: str
+
+
 class ToolRemovalBlock(Struct, tag_field="type", tag="tool_removal"):
-    tool: NamedTool
+    tool: RemovedTool
 
 
 class ImageBlock(Struct, tag_field="type", tag="image"):
@@ -57,10 +62,15 @@ class DocumentBlock(Struct, tag_field="type", tag="document"):
     pass
 
 
+class SystemText(Struct):
+    type: Literal["text"]
+    text: str
+
+
 class SystemBlock(Struct, tag_field="type", tag="mid_conv_system"):
     """What a message of role `system` says, inside another message."""
 
-    content: list[TextBlock]
+    content: list[SystemText]
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):

@@ -17,6 +17,7 @@ from vllm_metal.api.message_content import (
     NamedTool,
     RedactedThinkingBlock,
     SystemBlock,
+    SystemText,
     TextBlock,
     ThinkingBlock,
     ToolAdditionBlock,
@@ -39,9 +40,10 @@ _CALL_ID = "toolu_"
 _Located = tuple[str, Block]
 
 
-def of_system(system: str | Sequence[TextBlock]) -> list[ChatMessage]:
-    blocks = [TextBlock(system)] if isinstance(system, str) else system
-    text = _paragraphs(block.text for block in blocks if not block.text.startswith(_BILLING))
+def of_system(system: str | Iterable[SystemText]) -> list[ChatMessage]:
+    """The message that begins the chat, if any."""
+    texts = [system] if isinstance(system, str) else [each.text for each in system]
+    text = _paragraphs(each for each in texts if not each.startswith(_BILLING))
     return [ChatMessage("system", text)] if text else []
 
 
@@ -117,9 +119,9 @@ class MessageTurns:
                 return self._defined(tool.function.name)
             case ToolAdditionBlock(NamedTool(name)):
                 return self._defined(name)
-            case ToolRemovalBlock(NamedTool(name)):
-                self.defined.pop(name, None)
-                return f"The tool `{name}` cannot be called any more."
+            case ToolRemovalBlock(tool):
+                self.defined.pop(tool.name, None)
+                return f"The tool `{tool.name}` cannot be called any more."
         raise _misplaced(path, block, role)
 
     def _defined(self, name: str) -> str:

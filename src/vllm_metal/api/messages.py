@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from vllm_metal.api.generation import Positive
-from vllm_metal.api.message_content import Block, TextBlock
+from vllm_metal.api.message_content import Block, SystemText, TextBlock
 from vllm_metal.api.message_tools import AnyOrNoTool, MessageToolChoice, ToolDefinition
 from vllm_metal.api.request_body import RequestBody
 
@@ -40,7 +40,8 @@ class ThinkingDisabled(Struct, tag_field="type", tag="disabled"):
     pass
 
 
-class OutputFormat(Struct, tag_field="type", tag="json_schema"):
+class OutputFormat(Struct):
+    type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
@@ -61,7 +62,7 @@ class CountTokensRequest(RequestBody, kw_only=True):
     without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control", "context_management", "speed"})
 
     messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=100_000)]
-    system: str | list[TextBlock] = ""
+    system: str | list[SystemText] = ""
     tools: Annotated[list[ToolDefinition], Meta(max_length=512)] = msgspec.field(default_factory=list)
     tool_choice: MessageToolChoice = msgspec.field(default_factory=AnyOrNoTool)
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled = msgspec.field(

@@ -71,12 +71,15 @@ def chat(body: MessagesRequest) -> ChatCompletionRequest:
 
 def _with_beginning(messages: list[ChatMessage]) -> tuple[list[ChatMessage], bool]:
     """The messages, and whether the answer goes on with the last of them."""
-    last = messages[-1]
-    if last.role != "assistant":
-        return messages, False
-    if last.tool_calls:
-        raise InvalidRequest("`messages` ends with a call that has no `tool_result`", param="messages")
-    return (messages, True) if last.text else (messages[:-1], False)
+    goes_on = False
+    if messages and (last := messages[-1]).role == "assistant":
+        if last.tool_calls:
+            raise InvalidRequest("`messages` ends with a call that has no `tool_result`", param="messages")
+        goes_on = bool(last.text)
+        messages = messages if goes_on else messages[:-1]
+    if not messages:
+        raise InvalidRequest("`messages` holds nothing to answer", param="messages")
+    return messages, goes_on
 
 
 def _tools(body: CountTokensRequest) -> tuple[list[Tool], list[Tool]]:
