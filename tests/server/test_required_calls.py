@@ -7,9 +7,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-import scripted_model
 from in_process import send
 
+import scripted_model
 import streamed
 from server_process import ServerProcess
 from tool_call_writers import TOOL, WRITERS

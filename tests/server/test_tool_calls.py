@@ -8,9 +8,9 @@ from typing import Any
 
 import openai
 import pytest
-import scripted_model
 from in_process import send
 
+import scripted_model
 import streamed
 from tool_call_writers import TOOL, WRITERS, Call
 

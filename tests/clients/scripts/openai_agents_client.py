@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from openai import AsyncOpenAI
+from openai.types.responses import ResponseTextDeltaEvent
+
 from agents import (
     Agent,
     ModelSettings,
@@ -13,8 +16,6 @@ from agents import (
     set_default_openai_client,
     set_tracing_disabled,
 )
-from openai import AsyncOpenAI
-from openai.types.responses import ResponseTextDeltaEvent
 
 url, call = sys.argv[1:]
 asked: list[str] = []
