@@ -112,6 +112,19 @@ def test_a_decoder_judges_by_yes_and_no(tmp_path, on_cpu):
         assert score == pytest.approx(1 / (1 + np.exp(logits[no] - logits[yes])), abs=1e-5)
 
 
+def test_a_decoder_that_judges_by_other_words_is_refused(tmp_path, on_cpu):
+    folder = tiny_embedders.save_decoder(tmp_path / "model", head="judge")
+    module = {"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"}
+    (folder / "modules.json").write_text(json.dumps([module]))
+    (folder / "1_LogitScore").mkdir()
+    answers = folder / "1_LogitScore" / "config.json"
+    answers.write_text('{"true_token_id": 258, "false_token_id": 259}')
+    assert load(folder).traits.compares
+    answers.write_text('{"true_token_id": 258, "false_token_id": null}')
+    with pytest.raises(UnsupportedModel, match="does not judge"):
+        load(folder)
+
+
 def test_a_decoder_with_a_head_of_its_own_scores(tmp_path, on_cpu):
     loaded = load(tiny_embedders.save_decoder(tmp_path / "decoder", head="score"))
     inputs = loaded.tokenizer.encode_pairs([("query", text) for text in TEXTS], None)

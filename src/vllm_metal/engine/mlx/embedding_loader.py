@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from tokenizers import Tokenizer as BackendTokenizer
 
 from vllm_metal.engine.embedding_request import EmbeddingInput
 from vllm_metal.engine.embedding_traits import EmbeddingTraits
@@ -20,7 +21,7 @@ from vllm_metal.engine.mlx.embedding_tokenizer import EmbeddingTokenizer, Encode
 from vllm_metal.engine.mlx.open_files import kept_open_files_limit
 from vllm_metal.engine.mlx.pooling_runner import PoolingRunner
 from vllm_metal.engine.mlx.reranker import JudgePairs, YesNoHead
-from vllm_metal.errors import MetalError, NotAModel, UnsupportedModel
+from vllm_metal.errors import NotAModel, UnsupportedModel
 from vllm_metal.hub import store
 from vllm_metal.hub.model_config import context_length, quantization_name
 from vllm_metal.hub.model_kind import ModelKind, model_kind, modules
@@ -76,32 +77,11 @@ def load(path: Path, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEm
     safetensors.check_files(path)
     compares = model_kind(path) is ModelKind.SCORE
     backend = loader.load_tokenizer(path).backend
-    is_encoder = config.get("model_type") in bert.MODEL_TYPES
-    try:
-        model, head_weights = _encoder(path, config) if is_encoder else (_decoder(path, config, compares), {})
-        precision.set_precision(model, None if dtype == "auto" else precision.DTYPES[dtype])
-        head: pooling.Head
-        if not compares:
-            head = _vector_head(path, is_encoder)
-        elif is_encoder:
-            head = _classifier_head(config, head_weights)
-        elif "score" in model:
-            head = _score_head(config, model)
-        else:
-            head = YesNoHead(model, backend)
-        [vector] = PoolingRunner(model, head).compute([EmbeddingInput([0, 0])])
-    except MetalError:
-        raise
-    except Exception as exc:
-        reason = " ".join(str(exc).split())[:300] or type(exc).__name__
-        raise UnsupportedModel(
-            f"`{path}` cannot be loaded: {reason}",
-            hint="the files may be incomplete, or made for a newer version",
-        ) from exc
+    model_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
+    model, head, dimensions = loader.fenced(path, _load, path, config, backend, compares, model_dtype)
     pairs: Pairs | None = None
     if compares:
         pairs = JudgePairs(backend) if isinstance(head, YesNoHead) else EncoderPairs(backend)
-    dimensions = len(vector) // 4
     traits = EmbeddingTraits(
         max_model_len=min(_max_tokens(path, config), max_model_len or _ADVISED_MAX_TOKENS),
         compares=compares,
@@ -117,6 +97,27 @@ def load(path: Path, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEm
         quantization_name(config) or precision.compute_dtype(model),
         sum(array.nbytes for _, array in tree_flatten(model.parameters())),
     )
+
+
+def _load(
+    path: Path, config: dict[str, Any], backend: BackendTokenizer, compares: bool, dtype: mx.Dtype | None
+) -> tuple[nn.Module, pooling.Head, int]:
+    """The model, what stands behind it, and how many numbers that gives."""
+    is_encoder = config.get("model_type") in bert.MODEL_TYPES
+    model, head_weights = _encoder(path, config) if is_encoder else (_decoder(path, config, compares), {})
+    precision.set_precision(model, dtype)
+    head: pooling.Head
+    if not compares:
+        head = _vector_head(path, is_encoder)
+    elif is_encoder:
+        head = _classifier_head(config, head_weights)
+    elif "score" in model:
+        head = _score_head(config, model)
+    else:
+        _check_answers(path, backend)
+        head = YesNoHead(model, backend)
+    [vector] = PoolingRunner(model, head).compute([EmbeddingInput([0, 0])])
+    return model, head, len(vector) // 4
 
 
 def _encoder(path: Path, config: dict[str, Any]) -> tuple[nn.Module, Weights]:
@@ -264,6 +265,18 @@ _CLASSIFIERS: tuple[tuple[str, str, pooling.Activation], ...] = (
 def _score_head(config: dict[str, Any], model: Any) -> pooling.ClassifierHead:
     _check_labels(model.score.weight.shape[0])
     return pooling.ClassifierHead(pooling.last, None, mx.tanh, model.score, _final(config))
+
+
+def _check_answers(path: Path, backend: BackendTokenizer) -> None:
+    """Raises UnsupportedModel where other words than yes and no are told apart: the prompt is another too."""
+    for part, folder in modules(path):
+        if part == "LogitScore":
+            config = store.read_json(folder / "config.json")
+            told_apart = [config.get("false_token_id"), config.get("true_token_id")]
+            if told_apart != [backend.token_to_id("no"), backend.token_to_id("yes")]:
+                raise UnsupportedModel(
+                    "the model does not judge by `yes` and `no`, and its prompt is not known"
+                )
 
 
 def _linear(weights: Weights, name: str) -> nn.Linear:

@@ -70,7 +70,7 @@ def load(
         default_dtype = None
     elif path.is_file():
         file = gguf.GGUFFile(path)
-        model, config = _fenced(path, gguf_model.load_model, file)
+        model, config = fenced(path, gguf_model.load_model, file)
         quantization, generation_config = file.quantization, {}
         eos_token_ids = gguf_tokenizer.end_token_ids(file)
         default_dtype = precision.DTYPES[config["dtype"]]
@@ -78,10 +78,10 @@ def load(
         raise NotAModel(f"`{path}` does not exist")
 
     tokenizer = load_tokenizer(path if file is None else file, eos_token_ids, tokenizer_path, chat_template)
-    _fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
+    fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
     compute_dtype = precision.compute_dtype(model)
     if adapter_folders:
-        _fenced(path, adapted_layers.install, model, adapter_folders, precision.DTYPES[compute_dtype])
+        fenced(path, adapted_layers.install, model, adapter_folders, precision.DTYPES[compute_dtype])
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -128,7 +128,7 @@ def load_folder(path: Path) -> tuple[nn.Module, dict[str, Any], str | None, dict
         generation_config = store.read_json(path / "generation_config.json")
     check_architecture(config)
     safetensors.check_files(path)
-    model, full_config = _fenced(path, mlx_lm_utils.load_model, path, lazy=True)
+    model, full_config = fenced(path, mlx_lm_utils.load_model, path, lazy=True)
     # mlx-lm lets the generation config's end tokens replace the model's; both count here.
     full_config["eos_token_id"] = _end_token_ids(config)
     return model, full_config, quantization_name(full_config), generation_config
@@ -158,7 +158,7 @@ def _is_mlx_lm_model(module: str) -> bool:
     return module.isidentifier() and importlib.util.find_spec(f"mlx_lm.models.{module}") is not None
 
 
-def _fenced(path: Path, action: Any, *arguments: Any, **options: Any) -> Any:
+def fenced(path: Path, action: Any, *arguments: Any, **options: Any) -> Any:
     """Call into model code, whose every failure means that this model cannot be run."""
     try:
         return action(*arguments, **options)
