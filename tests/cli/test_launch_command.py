@@ -152,7 +152,9 @@ def test_a_server_that_tells_no_size(shell: Shell, server: Script) -> None:
     server.on("/v1/models", replies({"object": "list", "data": [{"id": MODEL}]}))
     for name, agent in AGENTS.items():
         shell.install(agent.program)
-        assert "None" not in json.dumps(shell.launch(name))
+        done = shell.metal(name, "--url", shell.url)
+        assert "None" not in done.stdout
+        assert done.stderr.startswith("warning: the server does not tell how long the context of `org/model`")
 
 
 def test_the_configured_server_and_its_key(shell: Shell) -> None:

@@ -32,7 +32,8 @@ def _start(target: Target, folder: Path) -> Start:
     file = folder / "claude.json"
     return Start(
         ("--settings", str(file)),
-        dict.fromkeys(_ELSEWHERE),
+        # The window is looked for before settings are read, too.
+        {**dict.fromkeys(_ELSEWHERE), **_window(target)},
         {file: json.dumps({"env": _variables(target)}, indent=2)},
     )
 
@@ -43,18 +44,24 @@ def _settings(target: Target) -> Settings:
 
 
 def _variables(target: Target) -> dict[str, str]:
-    variables = {
+    return {
         "ANTHROPIC_BASE_URL": target.url,
         "ANTHROPIC_AUTH_TOKEN": target.key,
         **dict.fromkeys(_MODELS, target.model),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         # It would begin each prompt with a line of its own making, and no prefix would be found again.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        **_window(target),
     }
-    if target.max_model_len:
-        variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(target.max_model_len)
-        variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(target.max_answer_len)
-    return variables
+
+
+def _window(target: Target) -> dict[str, str]:
+    if not target.max_model_len:
+        return {}
+    return {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.max_model_len),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(target.max_answer_len),
+    }
 
 
 CLAUDE = Agent("claude", "claude", "npm install -g @anthropic-ai/claude-code", _start, _settings)

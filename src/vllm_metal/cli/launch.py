@@ -59,6 +59,11 @@ def launch(
     if agent is None:
         raise MetalError(f"`{name}` is not a known agent", hint=f"known: {', '.join(AGENTS)}")
     target = _target(url, api_key, model, config)
+    if target.max_model_len is None:
+        printer.warning(
+            f"the server does not tell how long the context of `{target.model}` is, so the agent assumes a "
+            "size; if the model is still being loaded, start again when `metal ps` shows it"
+        )
     if write:
         _write(agent, target)
         return
