@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -304,6 +305,23 @@ def test_too_many_requests_are_refused_in_the_shape_of_this_api() -> None:
         assert int(second.headers["Retry-After"]) > 0
 
     with_server(talk, max_requests_per_minute=1)
+
+
+def test_what_goes_wrong_in_a_stream_is_its_last_event() -> None:
+    told_all = threading.Event()
+
+    def hesitate(shown: str) -> str:
+        told_all.wait(60)
+        return shown
+
+    with scripted_model.serving(None, script=hesitate, request_timeout=0.05) as url:
+        [told] = events(url, HI)
+        whole = send(url, "POST", MESSAGES, HI)
+        told_all.set()
+    assert error(whole) == (408, "timeout_error")
+    assert whole.headers["x-should-retry"] == "false"
+    assert told["error"] == whole.json["error"]
+    assert told.keys() == whole.json.keys()
 
 
 def test_other_routes_keep_the_shape_of_theirs() -> None:
