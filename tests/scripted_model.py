@@ -113,7 +113,7 @@ class Manager:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
-        self.default = SimpleNamespace(state="ok", phase="loaded", engine=engine)
+        self.default = SimpleNamespace(state="ok", phase="loaded", engine=engine, local=None)
 
     def start(self) -> None:
         pass
