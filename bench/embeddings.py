@@ -49,7 +49,7 @@ class Embedder:
 
     async def _embed(self, session: aiohttp.ClientSession, source: random.Random) -> None:
         while True:
-            body = {"model": self.model, "input": " ".join(source.choices(WORDS, k=self.num_words))}
+            body = _body(self.model, " ".join(source.choices(WORDS, k=self.num_words)))
             began_s = time.perf_counter()
             async with session.post(f"{self.url}/v1/embeddings", json=body) as reply:
                 if reply.status != 200:
@@ -104,10 +104,14 @@ async def alternate(arguments: argparse.Namespace, url: str) -> dict[str, list[d
 
 async def _warm_up(url: str, model: str) -> None:
     async with aiohttp.ClientSession() as session:
-        body = {"model": model, "input": [" ".join(WORDS[:length]) for length in (4, 16, 64)]}
-        async with session.post(f"{url}/v1/embeddings", json=body) as reply:
+        texts = [" ".join(WORDS[:length]) for length in (4, 16, 64)]
+        async with session.post(f"{url}/v1/embeddings", json=_body(model, texts)) as reply:
             if reply.status != 200:
                 raise SystemExit(f"{reply.status}: {await reply.text()}")
+
+
+def _body(model: str, texts: str | list[str]) -> dict[str, Any]:
+    return {"model": model, "input": texts, "truncate_prompt_tokens": -1}
 
 
 def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import pytest
 from comparison import medians, ratios, table
 from servers import OURS, THEIRS, Server, ServerFailed
 
+import tiny_embedders
+import tiny_folder
 from server_process import ServerProcess
 
 SCRIPTS = Path(__file__).parent.parent.parent / "bench"
@@ -123,6 +125,23 @@ def test_churn_script_on_a_tiny_model(tokenizer: Path, tmp_path: Path):
     assert {"decode", "join"} <= set(steps) <= {"decode", "join", "leave", "growth"}
     assert all(each["worst_ms"] >= each["median_ms"] > 0 for each in steps.values())
     assert all(line.split()[0] in steps for line in done.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_embeddings_beside_chats_on_tiny_models(tmp_path: Path):
+    tiny_folder.save(tmp_path / "chat")
+    tiny_embedders.save_encoder(tmp_path / "encoder")
+    done = script(
+        "embeddings.py",
+        *("--model", "chat", "--embedder", "encoder", "--chats", "2", "--embeddings", "4", "--words", "8"),
+        *("--output-len", "64", "--pairs", "1", "--save-result", "embeddings.json"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "embeddings.json").read_text())
+    assert result["medians"]["beside"]["embeddings_per_s"] > 0
+    assert result["itl_p99_ratio"] > 0
+    assert "itl_p99_ms" in done.stdout
 
 
 @pytest.mark.slow
