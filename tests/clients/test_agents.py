@@ -17,7 +17,7 @@ import tokenizer_packages
 from server_process import ServerProcess
 from vllm_metal.client import Client
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 COMMAND = "echo $((40 + 2)) is the answer"
 #: Only a shell makes it of the command.
