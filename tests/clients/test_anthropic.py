@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client_guide import snippet
 from client_process import run
 
 import scripted_model
@@ -35,6 +36,11 @@ def check(python_of, tmp_path: Path, **instances: Any) -> None:
 
 def test_the_package(python_of, scripted, tmp_path):
     run([python_of("anthropic"), "-I", SCRIPTS / "anthropic_client.py", scripted, KEY], cwd=tmp_path)
+
+
+def test_the_guide(python_of, server, tmp_path):
+    program = snippet("anthropic, for Python", "python", server.url)
+    assert run([python_of("anthropic"), "-I", "-c", program], cwd=tmp_path) == f"{ANSWER}\n"
 
 
 def test_replies_are_as_described(python_of, server, tmp_path):

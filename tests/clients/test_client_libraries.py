@@ -61,5 +61,5 @@ def test_llm(python_of, server, tmp_path):
 
 
 def test_the_guide_names_no_other_client():
-    others = {"openai, for Python", "llm", "lm-eval", "AIPerf"}
+    others = {"openai, for Python", "anthropic, for Python", "llm", "lm-eval", "AIPerf"}
     assert clients() == {*PYTHON, *JAVASCRIPT, *others, *(agent.title for agent in AGENTS)}
