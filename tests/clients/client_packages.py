@@ -55,7 +55,7 @@ _not_fetched: dict[Path, str] = {}
 
 
 def python(name: str, cache_dir: Path) -> Path:
-    """The interpreter of a client's venv. Where its packages cannot be fetched, skips the test, and in CI fails."""
+    """The interpreter of a client's venv. Gives the test up where its packages cannot be fetched."""
     requirements = PYTHON[name]
 
     def install(folder: Path) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+#: None takes a variable away.
+Variables = Mapping[str, str | None]
+
 #: What most agents would ask for, of whatever model.
 _LONGEST_ANSWER = 32_000
 
@@ -38,10 +41,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One run: arguments that go before the user's, variables (None takes one away), files to write first."""
+    """One run: arguments that go before the user's, variables, and files to write first."""
 
     arguments: tuple[str, ...] = ()
-    variables: Mapping[str, str | None] = field(default_factory=dict)
+    variables: Variables = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
 
 

@@ -6,13 +6,14 @@ import hashlib
 import os
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from vllm_metal import paths
-from vllm_metal.agents.agent import Agent, Start, Target
+from vllm_metal.agents.agent import Agent, Target, Variables
 from vllm_metal.agents.known import AGENTS, find
 from vllm_metal.agents.merging import merged
 from vllm_metal.cli import own_file, printer
@@ -69,10 +70,11 @@ def launch(
         return
     start = agent.start(target, _run_folder(target))
     command = [agent.program, *start.arguments, *(arguments or ())]
+    variables = {**start.variables, **_trust()}
     if dry_run:
-        _show(start, command)
-        return
-    _become(agent, start, command)
+        _show(command, variables, start.files)
+    else:
+        _become(agent, command, variables, start.files)
 
 
 def _state(agent: Agent) -> str:
@@ -107,23 +109,23 @@ def _run_folder(target: Target) -> Path:
     return paths.cache_dir() / "agents" / hashlib.sha256(repr(target).encode()).hexdigest()[:16]
 
 
-def _show(start: Start, command: list[str]) -> None:
-    for file, text in start.files.items():
+def _show(command: list[str], variables: Variables, files: Mapping[Path, str]) -> None:
+    for file, text in files.items():
         printer.note(f"in `{file}`:\n{text}")
-    changed = [f"{name}={value}" for name, value in start.variables.items() if value is not None]
-    removed = [f"--unset={name}" for name, value in start.variables.items() if value is None]
-    env = ["env", *removed, *changed] if removed or changed else []
+    removed = [word for name, value in variables.items() if value is None for word in ("-u", name)]
+    changed = [f"{name}={value}" for name, value in variables.items() if value is not None]
+    env = ["env", *removed, *changed] if variables else []
     printer.out(shlex.join([*env, *command]))
 
 
-def _become(agent: Agent, start: Start, command: list[str]) -> NoReturn:
+def _become(agent: Agent, command: list[str], variables: Variables, files: Mapping[Path, str]) -> NoReturn:
     """Its signals and its terminal are its own."""
     program = shutil.which(agent.program)
     if program is None:
         raise MetalError(f"`{agent.program}` is not installed", hint=f"install it: `{agent.install}`")
-    for file, text in start.files.items():
+    for file, text in files.items():
         own_file.write(file, text.encode())
-    env = {**os.environ, **start.variables, **_trust()}
+    env = {**os.environ, **variables}
     os.execve(program, command, {name: value for name, value in env.items() if value is not None})
 
 
