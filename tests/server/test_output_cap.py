@@ -32,3 +32,19 @@ def test_answers_end_at_the_cap(server, path, body, asked, given):
     assert status == 200, reply
     assert {choice["finish_reason"] for choice in reply["choices"]} == {"length"}
     assert reply["usage"]["completion_tokens"] == given * len(reply["choices"])
+
+
+def test_responses_end_at_the_cap(server):
+    status, reply = server.post(
+        "/v1/responses", {"input": "Hi", "max_output_tokens": 900, "ignore_eos": True}
+    )
+    assert status == 200, reply
+    assert (reply["status"], reply["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert reply["usage"]["output_tokens"] == CAP
+
+
+def test_messages_end_at_the_cap(server):
+    body = {"messages": CHAT["messages"], "max_tokens": 900, "temperature": 0}
+    status, reply = server.post("/v1/messages", body)
+    assert status == 200, reply
+    assert (reply["stop_reason"], reply["usage"]["output_tokens"]) == ("max_tokens", CAP)
