@@ -102,6 +102,32 @@ def test_the_adapter_that_a_request_names_answers(tmp_path):
     assert asyncio.run(main()) == [*expected, expected[1]]
 
 
+def test_with_less_kv_prompts_must_be_shorter_until_there_is_more_again():
+    kv_bytes = []
+
+    def load_slots():
+        loaded = load(mode="fused", max_model_len=256)
+        kv_bytes.append(loaded.core.scheduler.kv.num_bytes(256))
+        return loaded
+
+    async def main():
+        engine = await start(load_slots)
+        async with add(engine, "long", [1] * 200, SamplingParams(temperature=0.0)) as running:
+            engine.set_kv_budget(0)
+            while engine.max_model_len:
+                await asyncio.sleep(0)
+            with pytest.raises(PromptTooLong):
+                add(engine, "refused", [1, 2], GREEDY)
+            assert sum([len(output.token_ids) async for [output] in running]) == 56
+        engine.set_kv_budget(kv_bytes[0])
+        while engine.max_model_len != 256:
+            await asyncio.sleep(0)
+        assert len((await ask(engine, "next", [1, 2, 3]))[0]) == 12
+        await engine.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_leaving_a_stream_frees_its_memory():
     async def main():
         engine = await start()

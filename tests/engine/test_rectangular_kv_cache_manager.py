@@ -147,8 +147,8 @@ def test_a_smaller_budget_takes_snapshots_first_and_nothing_of_requests():
 
 def test_max_num_tokens_is_what_one_request_can_hold():
     manager = RectangularKVCacheManager(KVCacheSpec((KVLayerGroup(1),)), budget_bytes=1000)
-    assert manager.max_num_tokens(10_000) == 768
-    assert manager.max_num_tokens(100) == 100
+    assert manager.max_num_tokens(10_000, manager.budget_bytes) == 768
+    assert manager.max_num_tokens(100, manager.budget_bytes) == 100
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -181,9 +181,9 @@ def test_where_headroom_does_not_fit_a_request_goes_without():
 
 
 def test_the_longest_request_is_the_largest_slot_that_fits():
-    assert make_manager(5000).max_num_tokens(100_000) == 4096
-    assert make_manager(5000).max_num_tokens(1000) == 1000
-    assert make_manager(100).max_num_tokens(1000) == 0
+    assert make_manager(1).max_num_tokens(100_000, 5000) == 4096
+    assert make_manager(1).max_num_tokens(1000, 5000) == 1000
+    assert make_manager(1).max_num_tokens(1000, 100) == 0
 
 
 def test_one_waits_for_another_that_computes_the_same_unless_that_takes_long():

@@ -534,7 +534,7 @@ class AsyncEngine:
                     core.abort_request(request_id)
                 case SetKVBudget(num_bytes):
                     core.set_kv_budget(num_bytes)
-                    num_tokens = core.scheduler.kv.max_num_tokens(self._most_model_len)
+                    num_tokens = core.scheduler.kv.max_num_tokens(self._most_model_len, num_bytes)
                     self._call(self._set_max_model_len, num_tokens, core.stats())
                 case Stop():
                     return False

@@ -106,7 +106,8 @@ class EngineCore:
         self.output_processor.add(request)
         self._requests[request.request_id] = request
         self.scheduler.add(request)
-        self._stretch_kv_budget()
+        if (needed_bytes := self._kv_bytes(request)) > self.scheduler.kv.budget_bytes:
+            self.scheduler.kv.set_budget(needed_bytes)
 
     def abort_request(self, request_id: str) -> None:
         """End a request whose client has gone; unknown and finished ones are ignored."""
@@ -130,10 +131,11 @@ class EngineCore:
     def set_kv_budget(self, num_bytes: int) -> None:
         """How much KV may take from now on. What is held comes to no grief: the longest request fits."""
         self._kv_budget_bytes = num_bytes
-        self._stretch_kv_budget()
+        self._fit_kv_budget()
         if not self.has_work():
-            with self._turn:
-                self.runner.launch(SchedulerOutput())  # drops what is no longer kept
+            self._turn.take()
+            self.runner.launch(SchedulerOutput())  # drops what is no longer kept
+            self._turn.give()
 
     def rest(self) -> None:
         """To be called when there is no work."""
@@ -190,8 +192,10 @@ class EngineCore:
 
     def close(self) -> None:
         self._in_flight = None
-        self.runner.close()
-        self._turn.leave()
+        try:
+            self.runner.close()
+        finally:
+            self._turn.leave()
 
     def _compute(self) -> ModelRunnerOutput:
         """Launch a step and read one: the one before, if the device is ours alone."""
@@ -287,14 +291,14 @@ class EngineCore:
         self.output_processor.remove(request)
         self._recomputing.discard(request)
         del self._requests[request.request_id]
-        self._stretch_kv_budget()
+        if self.scheduler.kv.budget_bytes > self._kv_budget_bytes:
+            self._fit_kv_budget()
 
-    def _stretch_kv_budget(self) -> None:
-        """What KV may take, or as much as the longest request that is held needs by itself."""
-        kv = self.scheduler.kv
-        longest = max(
-            (each.num_prompt_tokens + each.max_tokens for each in self._requests.values()), default=0
+    def _fit_kv_budget(self) -> None:
+        self.scheduler.kv.set_budget(
+            max([self._kv_budget_bytes, *map(self._kv_bytes, self._requests.values())])
         )
-        wanted_bytes = max(self._kv_budget_bytes, kv.num_bytes(longest) if longest else 0)
-        if wanted_bytes != kv.budget_bytes:
-            kv.set_budget(wanted_bytes)
+
+    def _kv_bytes(self, request: Request) -> int:
+        """What it needs by itself, at its longest."""
+        return self.scheduler.kv.num_bytes(request.num_prompt_tokens + request.max_tokens)

@@ -61,8 +61,8 @@ class KVCacheManager(Protocol):
     def free(self, request: Request) -> None:
         """Take back all that `request` holds; harmless if it holds nothing."""
 
-    def max_num_tokens(self, limit: int) -> int:
-        """The longest request, up to `limit` tokens, that fits when it is alone."""
+    def max_num_tokens(self, limit: int, budget_bytes: int) -> int:
+        """The longest request, up to `limit` tokens, that fits in so much when it is alone."""
 
     def num_bytes(self, num_tokens: int) -> int:
         """The least budget that a request of so many tokens fits in."""

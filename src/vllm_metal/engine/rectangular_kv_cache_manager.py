@@ -105,11 +105,11 @@ class RectangularKVCacheManager:
         if self._seats.pop(request, None) is not None:
             self._changes.append(Free(request))
 
-    def max_num_tokens(self, limit: int) -> int:
+    def max_num_tokens(self, limit: int, budget_bytes: int) -> int:
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            if self.spec.num_bytes(middle) <= self.budget_bytes:
+            if self.spec.num_bytes(middle) <= budget_bytes:
                 low = middle
             else:
                 high = middle - 1

@@ -200,11 +200,9 @@ class SlotKVCacheManager:
         if (held := self._slots.pop(request, None)) is not None:
             self._leave(held)
 
-    def max_num_tokens(self, limit: int) -> int:
+    def max_num_tokens(self, limit: int, budget_bytes: int) -> int:
         fitting = [
-            capacity
-            for capacity in self._capacities
-            if capacity * self.spec.bytes_per_token <= self.budget_bytes
+            capacity for capacity in self._capacities if capacity * self.spec.bytes_per_token <= budget_bytes
         ]
         return min(limit, fitting[-1]) if fitting else 0
 

@@ -233,15 +233,14 @@ class ModelManager:
         await asyncio.gather(*(model.engine.stop() for model in self._models if model.engine))
 
     async def _find(self, name: str | None) -> ResidentModel:
-        if self._is_draining or self.fatal.done():
-            health = self.health()
-            raise EngineUnavailable(health.detail or health.stage)
+        self._require_open()
         if not name:
             return self.default
         model = self._by_name.get(name)
         if model is not None and (model.source is not None or model.is_under_way):
             return model
         found = await self._directory.find(self.adapters.get(name, name), self.served_names)
+        self._require_open()
         model = next(
             (each for each in self._models if each.local and each.local.path == found.local.path), None
         )
@@ -252,6 +251,11 @@ class ModelManager:
             self._models.append(model)
         self._by_name[name] = model
         return model
+
+    def _require_open(self) -> None:
+        health = self.health()
+        if health.status != "ok":
+            raise EngineUnavailable(health.detail or health.stage)
 
     def _new(self, name: str, source: Source | None, config: Config) -> ResidentModel:
         return ResidentModel(name, source, config, on_change=self._place)

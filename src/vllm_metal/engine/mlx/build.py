@@ -185,7 +185,7 @@ def _max_model_len(kv: KVCacheManager, context_length: int, config: Config) -> i
             f"`engine.max_model_len` is {wanted}, but the model's context is {context_length} tokens",
             hint=f"set it to at most {context_length}, or leave it out",
         )
-    fits = kv.max_num_tokens(wanted)
+    fits = kv.max_num_tokens(wanted, kv.budget_bytes)
     if fits < min(wanted, KV_STEP):
         raise InsufficientMemory(
             f"the model leaves no memory for requests: {device.memory_bytes() / 1e9:.1f} GB are usable and "
