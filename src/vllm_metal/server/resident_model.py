@@ -183,6 +183,9 @@ class ResidentModel:
 
     @property
     def unloads_in_s(self) -> float:
+        """From now on, or from when its requests end."""
+        if self.num_users and not self.is_pinned:
+            return self._keep_s
         return max(0.0, self.expires_at - self._loop.time())
 
     @property
