@@ -131,7 +131,7 @@ def _installed(folder: Path, pins: list[str], install: Callable[[Path], None]) -
             if folder not in _not_fetched and (reason := _fetched(folder, install)):
                 _not_fetched[folder] = reason
             if folder in _not_fetched:
-                # Two gigabytes from others' servers: their faults are none of this code's, so the summary tells them.
+                # Gigabytes of others' servers, whose faults are none of this code's: the summary tells.
                 pytest.skip(f"{folder.name} could not be fetched: {_not_fetched[folder]}")
             stamp.write_text(json.dumps(pins))
     return folder
