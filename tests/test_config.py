@@ -175,6 +175,12 @@ def test_a_model_is_found_under_another_of_its_names(file: Path) -> None:
     assert (default.models.default, default.models.revision) == ("o/main", "v1")
 
 
+def test_of_two_sections_of_one_model_the_first_holds(file: Path) -> None:
+    loaded = load(file, "[models.b]\nttl = 1\n[models.a]\nttl = 2")
+    names = ("a", "b", "c")
+    assert [loaded.for_model(name, synonyms=frozenset(names)).models.ttl for name in names] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -329,6 +335,10 @@ def test_a_named_file_must_exist(file: Path, by_variable: bool) -> None:
         ("[server]\ndrain_timeout = 61", "2", "from 0 to 60, since launchd", "`server.drain_timeout`: "),
         ("[server]\ndrain_timeout = nan", "2", "got nan", "`server.drain_timeout`: "),
         ("[server]\ndrain_timeout = false", "2", "got false", "`server.drain_timeout`: "),
+        ("[models]\nttl = inf", "2", "`models.ttl` must be a number, 0 or more, got inf", "`models.ttl`: "),
+        (f"[models]\nttl = {'9' * 400}", "2", "`models.ttl` must be a number", "`models.ttl`: "),
+        ("'' = 1", "1", '`""` is in no section', "`metal config show`"),
+        ("['']\na = 1", "1", '`[""]` is not a known section', "the sections are"),
         ("[engine]\ndevice = 'tpu'", "2", 'must be "auto", "gpu" or "cpu", got "tpu"', "`engine.device`: "),
         ("[engine]\ngpu_memory_utilization = 0", "2", "above 0 and at most 1, got 0", "`engine.gpu"),
         ("[engine]\nmax_num_seqs = 1025", "2", "from 1 to 1024, got 1025", "`engine.max_num_seqs`: "),
@@ -351,7 +361,7 @@ def test_a_named_file_must_exist(file: Path, by_variable: bool) -> None:
         ("[models.adapter]\na = '/a'", "2", "`models.adapter.a`", "did you mean `[models.adapters]`?"),
         ("[models.org/x]\nttl = 1", "1, column 12", "expected ']'", 'as in `[models."org/name"]`'),
         ("[models]\n'o/x' = 1", "2", '`models."o/x"` is not', 'as in `models."o/x".ttl`'),
-        ("['o/x']\nttl = 1", "1", "`[o/x]` is not a known section", 'did you mean `[models."o/x"]`?'),
+        ("['o/x']\nttl = 1", "1", '`["o/x"]` is not a known section', 'did you mean `[models."o/x"]`?'),
         ('[models." "]\nttl = 1', "2", '`models." ".ttl`', "name the model, as in"),
         ("[models.dir]\nttl = 1", "1", "`models.dir` must be a string, got a table", "`models.dir`: "),
         ('[server."o/x"]\nttl = 1', "1", '`server."o/x"` is not', "`metal config show`"),

@@ -83,7 +83,8 @@ class Config:
             values |= {"models.default": name, "models.preload": False}
         elif origins["models.ttl"] == _DEFAULT:
             values["models.ttl"] = 0.0
-        section = next((self.model_sections[each] for each in names if each in self.model_sections), {})
+        # The first in the file, whatever the model is called this time.
+        section = next((each for called, each in self.model_sections.items() if called in names), {})
         for key, (value, origin) in section.items():
             if origins[key].layer in ("default", "file"):
                 values[key], origins[key] = value, origin
@@ -210,11 +211,11 @@ def _not_a_section(name: str, value: object, where: str) -> ConfigError:
     if name in SECTIONS:
         return ConfigError(f"{where}`{name}` must be a section", hint=f"write it as `[{name}]`")
     if not isinstance(value, dict):
-        return ConfigError(f"{where}`{name}` is in no section", hint=_did_you_mean(name))
+        return ConfigError(f"{where}`{dotted([name])}` is in no section", hint=_did_you_mean(name))
     near = [f"models.{render(name)}"] if "/" in name else _near(name, SECTIONS)
     known = ", ".join(f"`[{each}]`" for each in SECTIONS)
     hint = f"did you mean `[{near[0]}]`?" if near else f"the sections are {known}"
-    return ConfigError(f"{where}`[{name}]` is not a known section", hint=hint)
+    return ConfigError(f"{where}`[{dotted([name])}]` is not a known section", hint=hint)
 
 
 def find(key: str) -> Setting:

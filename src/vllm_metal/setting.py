@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -131,6 +132,9 @@ class Setting:
         if isinstance(value, dict):
             return all(isinstance(item, str) and item for pair in value.items() for item in pair)
         if isinstance(value, (int, float)):
+            # Nor what is no number, or a whole one beyond what a float can be.
+            if self.kind is float and not abs(value) <= sys.float_info.max:
+                return False
             return (self.or_zero and value == 0) or (
                 (self.minimum is None or value >= self.minimum)
                 and (self.above is None or value > self.above)

@@ -78,6 +78,14 @@ def test_check_warns_of_sections_that_are_of_no_model(file: Path, tmp_path: Path
     assert done.stderr == "warning: `[models.smolm2]` is of no model known here: did you mean `smollm2`?\n"
 
 
+def test_check_warns_of_two_sections_of_one_model(file: Path) -> None:
+    write(file, "[models]\naliases = { own = 'o/x' }\n[models.own]\nttl = 5\n[models.'o/x']\nttl = 6\n")
+    done = metal_config("check", "--config", file)
+    assert (
+        done.stderr == 'warning: `[models."o/x"]` does nothing: it is of the same model as `[models.own]`\n'
+    )
+
+
 def test_models_sections_are_shown_last(file: Path) -> None:
     write(file, '[models."o/x"]\nttl = 5\nmax_model_len = 9\n')
     *_, ttl, length = metal_config("show", "--config", file).stdout.splitlines()
