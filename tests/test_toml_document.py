@@ -154,18 +154,18 @@ def test_set_keeps_the_form(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reason"),
     [
-        "server = { port = 2 }\n",
-        "server = {}\n",
-        "server = 5\n",
-        "[[server]]\nport = 2\n",
-        "[server.port]\na = 2\n",
-        "[server]\nport.a = 2\n",
+        ("server = { port = 2 }\n", "`server` is a value on one line"),
+        ("server = {}\n", "`server` is a value on one line"),
+        ("server = 5\n", "`server` is not a section"),
+        ("[[server]]\nport = 2\n", "`server` is not a section"),
+        ("[server.port]\na = 2\n", "`server.port` is a section"),
+        ("[server]\nport.a = 2\n", "`server.port` is a section"),
     ],
 )
-def test_set_refuses_what_it_cannot_change_alone(text: str) -> None:
-    with pytest.raises(ValueError):
+def test_set_refuses_what_it_cannot_change_alone(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         TomlDocument(text).with_value(("server",), "port", 1, default=8000)
 
 

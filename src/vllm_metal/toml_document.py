@@ -112,9 +112,11 @@ class TomlDocument:
         return text
 
     def _text_with_value(self, table: tuple[str, ...], key: str, value: object, default: object) -> str:
-        entry = f"{dotted([key])} = {render(value)}"
+        entry, path = f"{dotted([key])} = {render(value)}", (*table, key)
         for statement in self._statements:
-            if statement.path == (*table, key):
+            if statement.path[: len(path)] == path:
+                if statement.is_header or statement.path != path:
+                    raise ValueError(f"`{dotted(path)}` is a section")
                 return self._replaced(statement, value)
         if body := self._body_of(table):
             for statement in body:
