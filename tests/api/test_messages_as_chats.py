@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from vllm_metal.api import messages_as_chats
 from vllm_metal.api.chat import ChatCompletionRequest
 from vllm_metal.api.decoding import decode
-from vllm_metal.api.message_turns import call_id
-from vllm_metal.api.messages import CountTokensRequest, MessagesRequest
+from vllm_metal.api.message_content import ToolUseBlock
+from vllm_metal.api.message_turns import MessageTurns, call_id
+from vllm_metal.api.messages import CountTokensRequest, InputMessage, MessagesRequest
 from vllm_metal.api.sealed_text import seal, unseal
 from vllm_metal.errors import InvalidRequest
 
@@ -114,6 +116,16 @@ def test_calls_and_their_results():
         {"role": "tool", "content": "", "tool_call_id": "none"},
         {"role": "user", "content": "Go on."},
     ]
+
+
+def test_as_many_calls_as_a_body_holds():
+    """Joined one by one they would block the server for a minute."""
+    message = InputMessage("assistant", [ToolUseBlock("toolu_01A", "look")] * 150_000)
+    began = time.process_time()
+    [answer] = MessageTurns([]).of([message])
+    assert time.process_time() - began < 8
+    assert answer.tool_calls is not None
+    assert len(answer.tool_calls) == 150_000
 
 
 def test_templates_get_the_ids_that_the_model_gave():

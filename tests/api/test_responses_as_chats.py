@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -63,6 +64,20 @@ def test_an_answer_is_one_message() -> None:
         said("tool", "Done.", tool_call_id="b"),
         said("assistant", "Let me see."),
     ]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[CALL, said("assistant", "x" * 2500)], [said("developer", "x" * 2500)] * 2],
+    ids=["answer", "rules"],
+)
+def test_as_many_items_as_a_body_holds_make_one_message(items: list[dict[str, Any]]) -> None:
+    """Joined one by one they would block the server for half a minute."""
+    body = request(input=[items[0], *[items[1]] * 12_000])
+    began = time.process_time()
+    [message] = body.chat(body.items()).messages
+    assert time.process_time() - began < 5
+    assert len(message.text) >= 12_000 * 2500
 
 
 def test_what_comes_behind_a_text_is_another_answer() -> None:

@@ -27,6 +27,7 @@ from vllm_metal.api.message_content import (
     ToolUseBlock,
 )
 from vllm_metal.api.messages import InputMessage
+from vllm_metal.api.past_answer import PastAnswer
 from vllm_metal.api.sealed_text import seal, unseal
 from vllm_metal.api.tools import Tool
 from vllm_metal.errors import InvalidRequest
@@ -137,22 +138,21 @@ class MessageTurns:
 
 
 def _assistant(blocks: Sequence[_Located]) -> ChatMessage:
-    turn = ChatMessage("assistant", "")
+    answer = PastAnswer()
     for path, block in blocks:
         match block:
             case TextBlock(text):
-                # What one answer said before a call and behind it.
-                turn.content = turn.text + text
+                answer.texts.append(text)
             case ThinkingBlock(thinking, signature):
-                turn.reasoning = (turn.reasoning or "") + (thinking or unseal(signature or "") or "")
+                answer.thoughts.append(thinking or unseal(signature or "") or "")
             case RedactedThinkingBlock():
                 pass  # Only the server that wrote it could read it.
             case ToolUseBlock(id, name, input):
-                call = ToolCall(FunctionCall(name, msgspec.json.encode(input).decode()), _own_id(id))
-                turn.tool_calls = [*(turn.tool_calls or []), call]
+                function = FunctionCall(name, msgspec.json.encode(input).decode())
+                answer.calls.append(ToolCall(function, _own_id(id)))
             case _:
                 raise _misplaced(path, block, "assistant")
-    return turn
+    return answer.message()
 
 
 def _paragraphs(texts: Iterable[str]) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from vllm_metal.engine.mlx.system_messages import SystemMessages
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 
 ANYWHERE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -61,6 +64,15 @@ def test_a_template_that_knows_none_and_wants_roles_to_alternate(byte_tokenizer)
     assert rendered(byte_tokenizer, NOWHERE, *messages, ("user", E)) == (
         "[user] <system>\na\n</system>\n\nb\n[assistant] c\n[user] <system>\nd\n</system>\n\ne\n"
     )
+
+
+def test_as_many_as_a_body_holds():
+    """Joined one by one they would block the tokenizer for a minute."""
+    messages = [{"role": "system", "content": "x" * 1500} for _ in range(20_000)]
+    began = time.process_time()
+    [joined] = SystemMessages(first=True, later=False).adapt(messages)
+    assert time.process_time() - began < 5
+    assert len(joined["content"]) == 20_000 * 1502 - 2
 
 
 @pytest.mark.parametrize("template", [ANYWHERE, ONLY_FIRST, HOISTED, NOWHERE])

@@ -22,26 +22,31 @@ class SystemMessages(NamedTuple):
         """
         if self.first and self.later:
             return messages
-        adapted: Messages = []
+        turns: list[Messages] = []  # Each of messages that become one.
         is_said = False  # Whether the last of them holds what a system message says.
         for message in messages:
-            is_leading = not adapted or (len(adapted) == 1 and adapted[0]["role"] == "system")
+            is_leading = not turns or (len(turns) == 1 and turns[0][0]["role"] == "system")
             becomes_said = message["role"] == "system" and not (self.first if is_leading else self.later)
             if becomes_said:
                 message = {"role": "user", "content": f"<system>\n{_text(message)}\n</system>"}
             # Templates that know no second system message often want user and assistant to alternate.
             joins = (
-                bool(adapted)
-                and adapted[-1]["role"] == message["role"]
+                bool(turns)
+                and turns[-1][0]["role"] == message["role"]
                 and (is_leading or is_said or becomes_said)
             )
             if joins:
-                content = f"{_text(adapted[-1])}\n\n{_text(message)}"
-                adapted[-1] = adapted[-1] | {"content": content}
+                turns[-1].append(message)
             else:
-                adapted.append(message)
+                turns.append([message])
             is_said = becomes_said or (joins and is_said)
-        return adapted
+        return [_joined(turn) for turn in turns]
+
+
+def _joined(turn: Messages) -> dict[str, Any]:
+    if len(turn) == 1:
+        return turn[0]
+    return turn[0] | {"content": "\n\n".join(map(_text, turn))}
 
 
 def _text(message: dict[str, Any]) -> str:
