@@ -38,8 +38,6 @@ def decode(body: bytes, request_type: type[RequestT]) -> RequestT:
     except msgspec.DecodeError as exc:
         hint = "escapes like `\\ud83d` are valid in pairs only" if _ESCAPED_SURROGATE.search(body) else None
         raise InvalidRequest(f"the body is not valid JSON: {exc}", hint=hint) from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
     _log_ignored(fields, request_type)
     return request
 

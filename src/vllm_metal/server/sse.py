@@ -14,7 +14,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from vllm_metal.api import errors
-from vllm_metal.errors import EngineError, MetalError
+from vllm_metal.errors import EngineError, InvalidRequest, MetalError
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,8 @@ class EventStream:
 
 def as_metal_error(exc: Exception) -> MetalError:
     """What the client is told of `exc`; what is ours to mend is logged."""
+    if isinstance(exc, RecursionError):  # Nothing else recurses here than what goes through a body.
+        return InvalidRequest("the body is nested too deeply")
     if not isinstance(exc, MetalError):
         logger.error("internal error", exc_info=exc)
         return EngineError(f"internal error: {type(exc).__name__}")

@@ -51,7 +51,7 @@ class _Form(Struct):
 def _has_messages(content: bytes) -> bool:
     try:
         return msgspec.json.decode(content, type=_Form).messages is not UNSET
-    except (msgspec.DecodeError, RecursionError):
+    except msgspec.DecodeError:
         return False
 
 
