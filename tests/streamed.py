@@ -36,6 +36,8 @@ def named_events(
         sent = response.read().decode().removesuffix("\n\n").split("\n\n")
     events = []
     for each in sent:
+        if each.startswith(":"):  # a comment, of a server that had nothing else to send for a while
+            continue
         name, _, data = each.partition("\ndata: ")
         events.append(json.loads(data))
         assert name == f"event: {events[-1]['type']}"

@@ -273,7 +273,6 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, message: str
         b'{"a": "\xff\xfe"}',
         b'{"a": "\\ud800"}',
         b"[" * 100_000,
-        b'{"a":' * 100_000,
     ],
 )
 def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
