@@ -106,6 +106,7 @@ class MLXLoader:
 def _measure(path: Path, config: Config) -> Measure:
     from vllm_metal.engine.mlx import device, footprint
 
+    device.select(config.engine.device)
     try:
         found = footprint.measure(path)
         length = min(config.engine.max_model_len or found.context_length, found.context_length)
@@ -116,7 +117,7 @@ def _measure(path: Path, config: Config) -> Measure:
             useful_kv_bytes=token_bytes * min(length, USEFUL_TOKENS),
             full_kv_bytes=token_bytes * length,
         )
-        return Measure(need, device.memory_of(config.engine.device))
+        return Measure(need, device.memory_bytes())
     finally:
         device.leave_thread()
 

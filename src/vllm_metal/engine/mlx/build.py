@@ -51,12 +51,12 @@ def build(
     by `turns`. Raises ModelError if it cannot be run here, InsufficientMemory if there is too little room.
     """
     started = time.monotonic()
-    turn = (turns or DeviceTurns()).join()
     engine = config.engine
     device.select(engine.device)
     device.prepare()
     if device.is_cpu():
         blas.warn_if_slow()
+    turn = (turns or DeviceTurns()).join()
     try:
         loaded = loader.load(
             path,

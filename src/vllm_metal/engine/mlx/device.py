@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
+from queue import Empty, SimpleQueue
 
 import mlx.core as mx
 import psutil
@@ -14,21 +16,26 @@ from vllm_metal.errors import ConfigError
 # of a dozen shapes would be made anew each time. Read when MLX first uses the device.
 os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "4096")
 
+#: CPU streams that nobody uses just now. Behind each is a thread that MLX never ends, so whoever comes takes
+#: one of these over.
+_free_cpu_streams: SimpleQueue[mx.Stream] = SimpleQueue()
+_thread = threading.local()
+
 
 def select(name: str) -> None:
-    """Make `auto`, `gpu` or `cpu` this thread's default device. Raises ConfigError if there is none."""
+    """Begin to use MLX on this thread, on `auto`, `gpu` or `cpu`. Raises ConfigError where there is no GPU."""
     if name == "gpu" and not mx.is_available(mx.gpu):
         raise ConfigError(
             "`engine.device` is `gpu`, but MLX finds no GPU here", hint='set `engine.device = "auto"`'
         )
     if name != "auto":
         mx.set_default_device(mx.gpu if name == "gpu" else mx.cpu)
-
-
-def memory_of(name: str) -> int:
-    """What `memory_bytes` will tell on a thread that has selected `name`."""
-    on_cpu = name == "cpu" or not mx.is_available(mx.gpu)
-    return _memory_bytes(on_cpu=on_cpu)
+    if not hasattr(_thread, "cpu_stream"):
+        try:
+            _thread.cpu_stream = _free_cpu_streams.get_nowait()
+        except Empty:
+            _thread.cpu_stream = mx.new_thread_unsafe_stream(mx.cpu)
+    mx.set_default_stream(_thread.cpu_stream)
 
 
 def is_cpu() -> bool:
@@ -37,11 +44,7 @@ def is_cpu() -> bool:
 
 def memory_bytes() -> int:
     """What MLX may use in all: Metal's recommended working set, a GPU's memory, what a host has to spare."""
-    return _memory_bytes(on_cpu=is_cpu())
-
-
-def _memory_bytes(*, on_cpu: bool) -> int:
-    info = {} if on_cpu else mx.device_info()
+    info = {} if is_cpu() else mx.device_info()
     for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
         if size := info.get(key):
             return int(size)
@@ -62,3 +65,6 @@ def leave_thread() -> None:
     mx.synchronize()
     mx.clear_cache()
     mx.clear_streams()
+    if hasattr(_thread, "cpu_stream"):
+        _free_cpu_streams.put(_thread.cpu_stream)
+        del _thread.cpu_stream

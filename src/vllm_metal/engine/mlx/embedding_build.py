@@ -37,12 +37,12 @@ def build(path: Path, config: Config, *, name: str, turns: DeviceTurns) -> Loade
             hint="take `adapters` out of its section, or `--lora-modules` from the command line",
         )
     started = time.monotonic()
-    turn = turns.join()
     engine = config.engine
     device.select(engine.device)
     device.prepare()
     if device.is_cpu():
         blas.warn_if_slow()
+    turn = turns.join()
     try:
         loaded = embedding_loader.load(path, dtype=engine.dtype, max_model_len=engine.max_model_len)
         runner = PoolingRunner(loaded.model, loaded.head)
@@ -71,7 +71,7 @@ def build(path: Path, config: Config, *, name: str, turns: DeviceTurns) -> Loade
         "compares texts" if loaded.traits.compares else f"vectors of {loaded.traits.dimensions}",
     )
     need = ModelNeed(weight_bytes=summary.weight_bytes, step_bytes=step_bytes)
-    core = EmbeddingCore(runner, turn, max_tokens=max_tokens)
+    core = EmbeddingCore(runner, turn, max_tokens=max_tokens, max_length=loaded.traits.max_model_len)
     return LoadedEmbedder(core, loaded.tokenizer, loaded.traits, need, summary)
 
 
