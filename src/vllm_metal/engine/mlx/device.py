@@ -23,7 +23,7 @@ _thread = threading.local()
 
 
 def select(name: str) -> None:
-    """Begin to use MLX on this thread, on `auto`, `gpu` or `cpu`. Raises ConfigError where there is no GPU."""
+    """Begin to use MLX on this thread, on `auto`, `gpu` or `cpu`. Raises ConfigError if there is no GPU."""
     if name == "gpu" and not mx.is_available(mx.gpu):
         raise ConfigError(
             "`engine.device` is `gpu`, but MLX finds no GPU here", hint='set `engine.device = "auto"`'
