@@ -14,7 +14,7 @@ def vector_of(each: EmbeddingInput) -> bytes:
 
 class ScriptedForward:
     def __init__(self, runner: ScriptedRunner, inputs: Sequence[EmbeddingInput], length: int) -> None:
-        self.vectors: list[bytes] | None = None
+        self.vectors: list[bytes | None] | None = None
         self._runner = runner
         self._inputs = inputs
         self._left = len(inputs) * length
@@ -26,21 +26,27 @@ class ScriptedForward:
         done = min(max_tokens, self._left)
         self._left -= done
         if self._left == 0:
-            self.vectors = list(map(vector_of, self._inputs))
+            self.vectors = [
+                None if self._runner.no_number in each.token_ids else vector_of(each) for each in self._inputs
+            ]
         return done
 
 
 class ScriptedRunner:
-    """Fails on batches that hold the token `poison`."""
+    """Fails on batches that hold the token `poison`, and has no positions past `max_length`. Of an input with
+    the token `no_number` it makes none.
+    """
 
-    def __init__(self, *, poison: int = -1) -> None:
+    def __init__(self, *, poison: int = -1, no_number: int = -1, max_length: int = 512) -> None:
         self.poison = poison
+        self.no_number = no_number
+        self.max_length = max_length
         self.allowances: list[int] = []
         self.batches: list[Sequence[EmbeddingInput]] = []
         self.closed = False
 
     def begin(self, inputs: Sequence[EmbeddingInput], length: int) -> ScriptedForward:
-        assert max(len(each.token_ids) for each in inputs) <= length
+        assert max(len(each.token_ids) for each in inputs) <= length <= self.max_length
         self.batches.append(inputs)
         return ScriptedForward(self, inputs, length)
 

@@ -29,7 +29,7 @@ def turns() -> DeviceTurns:
 
 
 def test_vectors_come_in_the_order_of_the_inputs(turns):
-    core = EmbeddingCore(ScriptedRunner(), turns.join(), max_tokens=64)
+    core = EmbeddingCore(ScriptedRunner(), turns.join(), max_tokens=64, max_length=512)
     asked = request("one", [1] * 50, [2], [3] * 20, [4])
     core.add(asked)
     assert run(core)["one"].vectors == list(map(vector_of, asked.inputs))
@@ -38,7 +38,7 @@ def test_vectors_come_in_the_order_of_the_inputs(turns):
 
 def test_requests_of_several_clients_share_batches(turns):
     runner = ScriptedRunner()
-    core = EmbeddingCore(runner, turns.join(), max_tokens=64)
+    core = EmbeddingCore(runner, turns.join(), max_tokens=64, max_length=512)
     for name in "abcd":
         core.add(request(name, [ord(name)]))
     outputs = run(core)
@@ -48,23 +48,22 @@ def test_requests_of_several_clients_share_batches(turns):
 
 def test_beside_others_pieces_and_batches_are_small(turns):
     runner = ScriptedRunner()
-    core = EmbeddingCore(runner, turns.join(), max_tokens=8192)
+    core = EmbeddingCore(runner, turns.join(), max_tokens=8192, max_length=512)
     other = turns.join()
     core.add(request("alone", *[[1] * 100] * 50))
-    core.step()
-    largest = runner.allowances[-1]
     run(core)
+    largest, most = max(runner.allowances), max(map(len, runner.batches))
     other.stepped(1e-6)
     core.add(request("beside", *[[1] * 100] * 50))
     core.step()
     assert runner.allowances[-1] < largest
-    assert len(runner.batches[-1]) < len(runner.batches[0])
+    assert len(runner.batches[-1]) < most
     assert len(run(core)["beside"].vectors) == 50
 
 
 def test_a_client_that_leaves_is_computed_no_more(turns):
     runner = ScriptedRunner()
-    core = EmbeddingCore(runner, turns.join(), max_tokens=8)
+    core = EmbeddingCore(runner, turns.join(), max_tokens=8, max_length=512)
     core.add(request("leaves", *[[1]] * 100))
     core.add(request("stays", [5], [6]))
     core.step()
@@ -78,7 +77,7 @@ def test_a_client_that_leaves_is_computed_no_more(turns):
 
 
 def test_a_batch_that_fails_ends_its_own_requests_only(turns):
-    core = EmbeddingCore(ScriptedRunner(poison=13), turns.join(), max_tokens=8)
+    core = EmbeddingCore(ScriptedRunner(poison=13), turns.join(), max_tokens=8, max_length=512)
     core.add(request("bad", [13]))
     core.add(request("good", [1, 2]))
     outputs = run(core)
@@ -88,16 +87,42 @@ def test_a_batch_that_fails_ends_its_own_requests_only(turns):
 
 
 def test_batches_that_fail_on_end_are_a_failure_of_the_engine(turns):
-    core = EmbeddingCore(ScriptedRunner(poison=13), turns.join(), max_tokens=8)
+    core = EmbeddingCore(ScriptedRunner(poison=13), turns.join(), max_tokens=8, max_length=512)
     for name in "abc":
         core.add(request(name, [13]))
     with pytest.raises(RuntimeError, match="out of memory"):
         run(core)
 
 
+def test_what_is_not_a_number_ends_its_own_request_only(turns):
+    core = EmbeddingCore(ScriptedRunner(no_number=13), turns.join(), max_tokens=64, max_length=512)
+    core.add(request("bad", [1], [13], [13], [2]))
+    core.add(request("good", [1], [2]))
+    outputs = run(core)
+    assert "not a number" in (outputs["bad"].error or "")
+    assert len(outputs["good"].vectors) == 2
+    assert core.stats().finished == {FinishReason.ERROR: 1, FinishReason.STOP: 1}
+
+
+def test_no_input_is_padded_past_the_last_position(turns):
+    core = EmbeddingCore(ScriptedRunner(max_length=49), turns.join(), max_tokens=64, max_length=49)
+    core.add(request("one", [1] * 49))
+    assert run(core)["one"].error is None
+
+
+def test_engines_that_embed_do_not_make_each_other_s_pieces_small(turns):
+    runners = ScriptedRunner(), ScriptedRunner()
+    cores = [EmbeddingCore(runner, turns.join(), max_tokens=64, max_length=512) for runner in runners]
+    for _ in range(10):
+        for core in cores:
+            core.add(request("one", [1] * 30))
+            run(core)
+    assert min(runners[0].allowances[0], *runners[1].allowances) > 16
+
+
 def test_closing_leaves_the_device_to_others(turns):
     runner = ScriptedRunner()
-    core = EmbeddingCore(runner, turns.join(), max_tokens=8)
+    core = EmbeddingCore(runner, turns.join(), max_tokens=8, max_length=512)
     core.add(request("one", [1]))
     core.step()
     core.close()

@@ -55,7 +55,7 @@ def with_engine(
     runner: ScriptedRunner, use: Callable[[EmbeddingEngine], Awaitable[None]], *, max_queued: int = 8
 ) -> None:
     def load() -> LoadedEmbedder:
-        core = EmbeddingCore(runner, DeviceTurns().join(), max_tokens=64)
+        core = EmbeddingCore(runner, DeviceTurns().join(), max_tokens=64, max_length=32)
         return LoadedEmbedder(core, ByteEncoder(), EmbeddingTraits(max_model_len=32, dimensions=1))
 
     async def main() -> None:

@@ -40,15 +40,14 @@ class Turn:
         turn.leave()
 
     An engine that launches one step ahead holds on to its turn with `take`, for as long as it has steps and
-    until the turn is `wanted`; then it reads what it has launched and calls `give`. What it measures it tells
-    `stepped`.
+    until the turn is `wanted`; then it reads what it has launched and calls `give`. One whose readers wait
+    for every step tells `stepped` how long it took.
     """
 
     def __init__(self, turns: DeviceTurns) -> None:
         self._turns = turns
         self._called = Semaphore(0)
         self._is_taken = False
-        self._taken_at_s = 0.0
         self._stepped_at_s = float("-inf")
         self._step_s: float | None = None
 
@@ -63,7 +62,6 @@ class Turn:
         if not is_first:
             self._called.acquire()
         self._is_taken = True
-        self._taken_at_s = time.monotonic()
 
     def give(self) -> None:
         """Pass the turn on, if it is held."""
@@ -114,5 +112,4 @@ class Turn:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stepped(time.monotonic() - self._taken_at_s)
         self.give()

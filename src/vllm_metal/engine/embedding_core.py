@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 #: One batch may fail by what is in it; when so many do on end, nothing works.
 _MAX_FAILURES = 3
+_NOT_A_NUMBER = "the model's output for this request is not a number (NaN)"
 
 
 class Forward(Protocol):
@@ -30,8 +31,8 @@ class Forward(Protocol):
         """
 
     @property
-    def vectors(self) -> list[bytes] | None:
-        """For each input, once the last piece is computed."""
+    def vectors(self) -> list[bytes | None] | None:
+        """For each input, once the last piece is computed; None for what is not a number."""
 
 
 class PoolingRunner(Protocol):
@@ -68,12 +69,15 @@ class _Figures:
 
 
 class EmbeddingCore:
-    """Each step computes one piece in a turn of its own. `max_tokens` bounds a batch, padding included."""
+    """Each step computes one piece in a turn of its own. `max_tokens` bounds a batch, padding included, and
+    `max_length` what an input is padded to.
+    """
 
-    def __init__(self, runner: PoolingRunner, turn: Turn, *, max_tokens: int) -> None:
+    def __init__(self, runner: PoolingRunner, turn: Turn, *, max_tokens: int, max_length: int) -> None:
         self.runner = runner
         self._turn = turn
         self._max_tokens = max_tokens
+        self._max_length = max_length
         self._queue = EmbeddingQueue()
         self._pace = EmbeddingPace()
         self._requests: dict[str, _Progress] = {}
@@ -128,16 +132,14 @@ class EmbeddingCore:
         self.runner.close()
         self._turn.leave()
 
-    def _advance(self) -> list[bytes] | None:
+    def _advance(self) -> list[bytes | None] | None:
         """The vectors of the batch, once its last piece is computed."""
         with self._turn:
             began_s = time.perf_counter()
-            others_step_s = self._turn.others_step_s
-            allowance = self._pace.allowance(others_step_s)
+            allowance = self._pace.allowance(self._turn.others_step_s)
             if self._batch is None:
-                # Alone, a large batch is cheapest, and it can be interrupted between pieces.
-                fits = self._max_tokens if others_step_s is None else min(allowance, self._max_tokens)
-                self._batch = self._begin(self._queue.take(fits))
+                # No larger than a piece, if that can be: the next text to come waits for all of a batch.
+                self._batch = self._begin(self._queue.take(min(allowance, self._max_tokens)))
             num_tokens = self._batch.forward.advance(allowance)
             duration_s = time.perf_counter() - began_s
         self._pace.observe(num_tokens, duration_s)
@@ -147,22 +149,28 @@ class EmbeddingCore:
 
     def _begin(self, rows: list[Row]) -> _Batch:
         inputs = [row.request.inputs[row.position] for row in rows]
-        length = padded_length(max(len(each.token_ids) for each in inputs))
+        length = min(padded_length(max(len(each.token_ids) for each in inputs)), self._max_length)
         return _Batch(rows, self.runner.begin(inputs, length))
 
-    def _deliver(self, vectors: list[bytes]) -> list[EmbeddingOutput]:
+    def _deliver(self, vectors: list[bytes | None]) -> list[EmbeddingOutput]:
         assert self._batch is not None
         rows, self._batch = self._batch.rows, None
         outputs = []
         for row, vector in zip(rows, vectors, strict=True):
             request_id = row.request.request_id
-            if progress := self._requests.get(request_id):
-                progress.vectors[row.position] = vector
-                progress.num_missing -= 1
-                self._figures.num_tokens += len(row.request.inputs[row.position].token_ids)
-                if progress.num_missing == 0:
-                    outputs.append(EmbeddingOutput(request_id, progress.vectors))
-                    self._finish(request_id, FinishReason.STOP)
+            progress = self._requests.get(request_id)
+            if progress is None:
+                continue
+            if vector is None:
+                outputs.append(EmbeddingOutput(request_id, error=_NOT_A_NUMBER))
+                self._finish(request_id, FinishReason.ERROR)
+                continue
+            progress.vectors[row.position] = vector
+            progress.num_missing -= 1
+            self._figures.num_tokens += len(row.request.inputs[row.position].token_ids)
+            if progress.num_missing == 0:
+                outputs.append(EmbeddingOutput(request_id, progress.vectors))
+                self._finish(request_id, FinishReason.STOP)
         return outputs
 
     def _fail(self, exc: Exception) -> list[EmbeddingOutput]:

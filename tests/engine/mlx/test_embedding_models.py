@@ -200,8 +200,10 @@ def test_of_a_pair_the_second_is_cut(kind, tmp_path, on_cpu):
     [short] = loaded.tokenizer.encode_pairs([("ab", "c")], None)
     [cut] = loaded.tokenizer.encode_pairs([("ab", "c" + "d" * 30)], len(short.token_ids))
     assert cut == short
-    with pytest.raises(InvalidRequest, match="leaves no room"):
-        loaded.tokenizer.encode_pairs([("ab", "c")], len(short.token_ids) - 1)
+    too_few = len(short.token_ids) - 1
+    for max_tokens in (too_few, 1):
+        with pytest.raises(InvalidRequest, match=f"in {max_tokens} tokens: .* has {too_few}"):
+            loaded.tokenizer.encode_pairs([("ab", "c")], max_tokens)
 
 
 @pytest.mark.parametrize("save", [tiny_embedders.save_encoder, tiny_embedders.save_decoder])
@@ -217,6 +219,9 @@ def test_what_a_model_reads_is_what_its_makers_say(tmp_path, on_cpu):
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
     assert load(folder).traits.max_model_len == 40
     assert load(folder, max_model_len=30).traits.max_model_len == 30
+    for nonsense in ("0", "-5", "true", '"many"', "null"):
+        (folder / "sentence_bert_config.json").write_text(f'{{"max_seq_length": {nonsense}}}')
+        assert load(folder).traits.max_model_len == 64
 
 
 def test_inputs_that_would_take_much_memory_need_leave(tmp_path, on_cpu):
@@ -236,6 +241,34 @@ def test_prompts_come_from_the_folder(tmp_path, on_cpu):
     assert traits.prompt("document") == ""
     with pytest.raises(InvalidRequest, match="no prompt `passage`"):
         traits.prompt("passage")
+
+
+def test_prompts_that_are_no_texts_are_none(tmp_path, on_cpu):
+    prompts = {"prompts": {"query": 5, "document": "d"}, "default_prompt_name": "query"}
+    traits = load(
+        tiny_embedders.save_decoder(tmp_path / "model", config_sentence_transformers=prompts)
+    ).traits
+    assert traits.prompts == {"document": "d"}
+    assert traits.default_prompt == ""
+
+
+def test_tokens_that_only_the_tokenizer_knows_are_none(tmp_path, on_cpu):
+    folder = tiny_embedders.save_encoder(tmp_path / "model", vocab_size=20)
+    saved = mx.load(str(folder / "model.safetensors"))
+    saved["embeddings.word_embeddings.weight"] = saved["embeddings.word_embeddings.weight"][:20]
+    mx.save_safetensors(str(folder / "model.safetensors"), saved)
+    assert load(folder).tokenizer.vocab_size == 20
+
+
+def test_a_vector_of_a_token_without_numbers_is_none(tmp_path, on_cpu):
+    folder = tiny_embedders.save_encoder(tmp_path / "model")
+    saved = mx.load(str(folder / "model.safetensors"))
+    saved["embeddings.word_embeddings.weight"][5] = float("nan")
+    mx.save_safetensors(str(folder / "model.safetensors"), saved)
+    loaded = load(folder)
+    computed = PoolingRunner(loaded.model, loaded.head).compute(loaded.tokenizer.encode(["a", "b"], None))
+    assert computed[0] is not None
+    assert computed[1] is None
 
 
 def test_a_quantized_encoder_is_close_to_the_whole_one(tmp_path, on_cpu):
@@ -263,6 +296,12 @@ def _spoil_weights(folder: Path) -> None:
     mx.save_safetensors(str(folder / "model.safetensors"), saved)
 
 
+def _spoil_numbers(folder: Path) -> None:
+    saved = mx.load(str(folder / "model.safetensors"))
+    saved["encoder.layer.1.output.dense.weight"] *= float("nan")
+    mx.save_safetensors(str(folder / "model.safetensors"), saved)
+
+
 def _change(name: str, **values: object):
     def change(folder: Path) -> None:
         path = folder / name
@@ -284,6 +323,15 @@ def _change(name: str, **values: object):
             "pooling",
         ),
         (_change("1_Pooling/config.json", include_prompt=False), UnsupportedModel, "prompts"),
+        (_spoil_numbers, UnsupportedModel, "NaN"),
+        (_change("config.json", matryoshka_dimensions=8), UnsupportedModel, "iterable"),
+        (_change("config.json", matryoshka_dimensions=["8"]), UnsupportedModel, "str"),
+        (lambda folder: (folder / "modules.json").write_text('[{"type"'), NotAModel, "modules.json"),
+        (
+            lambda folder: (folder / "config_sentence_transformers.json").write_text('{"prompts": ["a"]}'),
+            UnsupportedModel,
+            "items",
+        ),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"{}"), NotAModel, "damaged"),
         (lambda folder: (folder / "1_Pooling" / "config.json").unlink(), MetalError, "1_Pooling"),
         (

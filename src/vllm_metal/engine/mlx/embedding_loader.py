@@ -50,7 +50,8 @@ _POOLS: dict[str, tuple[str, pooling.Pool]] = {
 }
 #: Tokens that an input may have unless the configuration says more: some models read so much that the memory
 #: of a single input would be that of another model.
-_ADVISED_MAX_TOKENS = 8192
+ADVISED_MAX_TOKENS = 8192
+_DAMAGED_WEIGHTS = "the weights may be damaged: fetch the model again"
 #: Vectors that were trained to hold most in their first numbers, however their config keeps silent of it.
 _QWEN3_SHORTEST = 32
 
@@ -75,15 +76,28 @@ def load(path: Path, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEm
     store.inspect(path)
     config = store.read_json(path / "config.json")
     safetensors.check_files(path)
-    compares = model_kind(path) is ModelKind.SCORE
     backend = loader.load_tokenizer(path).backend
     model_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
-    model, head, dimensions = loader.fenced(path, _load, path, config, backend, compares, model_dtype)
+    loaded: LoadedEmbeddingModel = loader.fenced(
+        path, _load, path, config, backend, model_dtype, max_model_len or ADVISED_MAX_TOKENS
+    )
+    return loaded
+
+
+def _load(
+    path: Path, config: dict[str, Any], backend: BackendTokenizer, dtype: mx.Dtype | None, max_tokens: int
+) -> LoadedEmbeddingModel:
+    compares = model_kind(path) is ModelKind.SCORE
+    model, head = _model_and_head(path, config, backend, compares, dtype)
+    [vector] = PoolingRunner(model, head).compute([EmbeddingInput([0, 0])])
+    if vector is None:
+        raise UnsupportedModel(f"what `{path.name}` computes is not a number (NaN)", hint=_DAMAGED_WEIGHTS)
+    dimensions = len(vector) // 4
     pairs: Pairs | None = None
     if compares:
         pairs = JudgePairs(backend) if isinstance(head, YesNoHead) else EncoderPairs(backend)
     traits = EmbeddingTraits(
-        max_model_len=min(_max_tokens(path, config), max_model_len or _ADVISED_MAX_TOKENS),
+        max_model_len=min(model_max_tokens(path, config), max_tokens),
         compares=compares,
         dimensions=dimensions,
         shorter=() if compares else _shorter(config, dimensions),
@@ -92,17 +106,16 @@ def load(path: Path, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEm
     return LoadedEmbeddingModel(
         model,
         head,
-        EmbeddingTokenizer(backend, pairs, traits.max_model_len),
+        EmbeddingTokenizer(backend, pairs, traits.max_model_len, _num_embeddings(model)),
         traits,
         quantization_name(config) or precision.compute_dtype(model),
         sum(array.nbytes for _, array in tree_flatten(model.parameters())),
     )
 
 
-def _load(
+def _model_and_head(
     path: Path, config: dict[str, Any], backend: BackendTokenizer, compares: bool, dtype: mx.Dtype | None
-) -> tuple[nn.Module, pooling.Head, int]:
-    """The model, what stands behind it, and how many numbers that gives."""
+) -> tuple[nn.Module, pooling.Head]:
     is_encoder = config.get("model_type") in bert.MODEL_TYPES
     model, head_weights = _encoder(path, config) if is_encoder else (_decoder(path, config, compares), {})
     precision.set_precision(model, dtype)
@@ -116,8 +129,13 @@ def _load(
     else:
         _check_answers(path, backend)
         head = YesNoHead(model, backend)
-    [vector] = PoolingRunner(model, head).compute([EmbeddingInput([0, 0])])
-    return model, head, len(vector) // 4
+    return model, head
+
+
+def _num_embeddings(model: Any) -> int:
+    """Of how many tokens it knows: some tokenizers have more."""
+    table = model.word_embeddings if isinstance(model, bert.Bert) else model.model.embed_tokens
+    return int(table.weight.shape[0])
 
 
 def _encoder(path: Path, config: dict[str, Any]) -> tuple[nn.Module, Weights]:
@@ -192,6 +210,8 @@ def _vector_head(path: Path, is_encoder: bool) -> pooling.VectorHead:
     pools: list[pooling.Pool] = []
     dense: list[tuple[nn.Linear, pooling.Activation]] = []
     parts = modules(path)
+    if not parts and (path / "modules.json").exists():
+        raise NotAModel(f"`{path / 'modules.json'}` lists no modules", hint=store.FETCH_AGAIN)
     for part, folder in parts:
         match part:
             case "Pooling":
@@ -300,14 +320,16 @@ def _final(config: dict[str, Any]) -> pooling.Activation:
     return _activation(named or config.get("sbert_ce_default_activation_function") or "Sigmoid")
 
 
-def _max_tokens(path: Path, config: dict[str, Any]) -> int:
+def model_max_tokens(path: Path, config: dict[str, Any]) -> int:
     """What the model's positions reach, and what its makers found it good for."""
     if config.get("model_type") in bert.MODEL_TYPES:
         most = bert.BertConfig.of(config).max_tokens
     else:
         most = context_length(config)
+    if most < 1:
+        raise UnsupportedModel(f"`{path / 'config.json'}` leaves no positions for texts")
     advised = _optional(path / "sentence_bert_config.json").get("max_seq_length")
-    return min(most, advised) if isinstance(advised, int) else most
+    return min(most, advised) if type(advised) is int and advised > 0 else most
 
 
 def _shorter(config: dict[str, Any], dimensions: int) -> tuple[int, ...] | range:
@@ -320,7 +342,9 @@ def _shorter(config: dict[str, Any], dimensions: int) -> tuple[int, ...] | range
 
 def _prompts(path: Path) -> dict[str, Any]:
     config = _optional(path / "config_sentence_transformers.json")
-    prompts = {name: prompt for name, prompt in (config.get("prompts") or {}).items() if prompt is not None}
+    prompts = {
+        name: prompt for name, prompt in (config.get("prompts") or {}).items() if isinstance(prompt, str)
+    }
     return {"prompts": prompts, "default_prompt": prompts.get(config.get("default_prompt_name"), "")}
 
 

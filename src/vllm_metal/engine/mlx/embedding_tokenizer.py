@@ -28,11 +28,13 @@ class EmbeddingTokenizer:
     as well.
     """
 
-    def __init__(self, backend: BackendTokenizer, pairs: Pairs | None, max_model_len: int) -> None:
+    def __init__(
+        self, backend: BackendTokenizer, pairs: Pairs | None, max_model_len: int, num_embeddings: int
+    ) -> None:
         self._backend = backend
         self._pairs = pairs
         self._max_bytes = max_model_len * _MAX_TOKEN_BYTES
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = min(backend.get_vocab_size(with_added_tokens=True), num_embeddings)
 
     def encode(self, texts: Sequence[str], max_tokens: int | None) -> list[EmbeddingInput]:
         """Each cut to `max_tokens`, or whole. Raises InvalidRequest for a text that is not valid Unicode."""
@@ -74,11 +76,15 @@ def bare(backend: BackendTokenizer, texts: Iterable[str]) -> list[Encoding]:
 
 
 def room_for_second(max_tokens: int, num_others: int) -> int:
-    """Raises InvalidRequest where there is none."""
+    """What the first text of a pair, and all else that is put with it, leave of `max_tokens`.
+
+    Raises InvalidRequest where that is nothing.
+    """
     if num_others >= max_tokens:
         raise InvalidRequest(
-            f"the query, or first text, leaves no room for another in {max_tokens} tokens",
-            hint="shorten it",
+            f"the query, or first text, leaves no room for another in {max_tokens} tokens: with all that is "
+            f"put around it, it has {num_others}",
+            hint="shorten it, or let `truncate_prompt_tokens` be more",
         )
     return max_tokens - num_others
 

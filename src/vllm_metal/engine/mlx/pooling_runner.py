@@ -80,7 +80,7 @@ class BatchForward:
     def __init__(
         self, states: _HiddenStates, head: Head, lengths: mx.array, dimensions: Sequence[int | None]
     ) -> None:
-        self.vectors: list[bytes] | None = None
+        self.vectors: list[bytes | None] | None = None
         self._states = states
         self._head = head
         self._lengths = lengths
@@ -91,7 +91,7 @@ class BatchForward:
         if self._states.hidden is not None:
             results = np.array(self._head(self._states.hidden, self._lengths))
             self.vectors = [
-                self._part(result, wanted).tobytes()
+                self._part(result, wanted).tobytes() if np.isfinite(result).all() else None
                 for result, wanted in zip(results, self._dimensions, strict=True)
             ]
         return num_tokens
@@ -125,7 +125,7 @@ class PoolingRunner:
             states = DecoderHiddenStates(self._model, mx.array(token_ids))
         return BatchForward(states, self._head, lengths, [each.dimensions for each in inputs])
 
-    def compute(self, inputs: Sequence[EmbeddingInput]) -> list[bytes]:
+    def compute(self, inputs: Sequence[EmbeddingInput]) -> list[bytes | None]:
         """The vectors of `inputs`, in one go."""
         length = max(len(each.token_ids) for each in inputs)
         forward = self.begin(inputs, length)

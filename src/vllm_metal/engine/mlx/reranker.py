@@ -39,12 +39,11 @@ class JudgePairs:
             self._backend, [start + document for start, (_, document) in zip(asked, pairs, strict=True)]
         )
         if max_tokens is not None:
-            max_tokens -= len(self._before) + len(self._after)
-            starts = list(dict.fromkeys(asked))
-            for start in bare(self._backend, starts):
-                room_for_second(max_tokens, len(start.ids))
+            num_around = len(self._before) + len(self._after)
+            for start in bare(self._backend, dict.fromkeys(asked)):
+                room_for_second(max_tokens, num_around + len(start.ids))
             for each in inputs:
-                each.truncate(max_tokens)
+                each.truncate(max_tokens - num_around)
         return [EmbeddingInput(array("i", [*self._before, *each.ids, *self._after])) for each in inputs]
 
 
