@@ -345,6 +345,22 @@ def test_keys_come_as_any_client_sends_them(headers: dict[str, str]) -> None:
     assert ask("GET", "/v1/models", headers=headers, api_keys=("key",)).status == 200
 
 
+def test_what_is_wrong_is_called_as_in_this_api(hermes: str) -> None:
+    """Though it is the chat in which it is wrong."""
+
+    def asked(url: str, schema: dict[str, Any]) -> str:
+        form = {"type": "json_schema", "schema": schema}
+        reply = send(url, "POST", MESSAGES, body("A", output_config={"format": form}))
+        assert error(reply) == (400, "invalid_request_error")
+        return str(reply.json["error"]["message"])
+
+    told = asked(hermes, {"type": "banana"})
+    assert told.startswith("`output_config.format` cannot be followed")
+    with scripted_model.serving("pythonic") as url:
+        told = asked(url, {"type": "object"})
+    assert told.endswith("leave `output_config.format` out, or have `tool_choice` be `any`")
+
+
 def test_a_prompt_that_is_too_long(hermes: str) -> None:
     """Anthropic's clients know it by the words."""
     reply = send(hermes, "POST", MESSAGES, body("x" * 5000))

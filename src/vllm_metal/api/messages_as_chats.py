@@ -14,6 +14,12 @@ from vllm_metal.api.structured_outputs import JsonSchemaFormat, NamedSchema
 from vllm_metal.api.tools import NamedFunction, NamedToolChoice, Tool, ToolChoice
 from vllm_metal.errors import InvalidRequest
 
+#: What fields of the chat, and their values, are called here.
+OWN_NAMES = {
+    "required": "any",
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 # Templates know no higher one.
 _EFFORTS = {"xhigh": "high", "max": "high"}
 

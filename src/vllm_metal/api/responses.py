@@ -141,21 +141,13 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
 
 
 #: What fields of the chat are called here.
-_OWN_NAMES = {
+OWN_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "tools": "tools",
 }
-
-
-def in_own_names(exc: InvalidRequest) -> None:
-    """Have what is wrong with the chat be wrong with the response that it was made for."""
-    for theirs, own in _OWN_NAMES.items():
-        exc.message = exc.message.replace(f"`{theirs}`", f"`{own}`")
-        if exc.param is not None and exc.param.partition("[")[0] == theirs:
-            exc.param = own
 
 
 class InputTokensDetails(Struct):

@@ -23,6 +23,8 @@ from vllm_metal.api.message_replies import (
     StopReason,
 )
 from vllm_metal.api.messages import CountTokensRequest, MessagesRequest, TokenCount
+from vllm_metal.api.messages_as_chats import OWN_NAMES
+from vllm_metal.api.own_names import in_own_names
 from vllm_metal.api.usage import Usage
 from vllm_metal.engine.outputs import FinishReason, RequestOutput
 from vllm_metal.errors import MetalError
@@ -44,7 +46,8 @@ _STOP_REASONS: dict[str, StopReason] = {
 async def create(request: web.Request) -> web.StreamResponse:
     body = await bodies.read(request, MessagesRequest)
     chat = messages_as_chats.chat(body)
-    return await chat_answers.respond(request, chat, partial(MessageWording, request_id(request), body))
+    with in_own_names(OWN_NAMES):
+        return await chat_answers.respond(request, chat, partial(MessageWording, request_id(request), body))
 
 
 async def count_tokens(request: web.Request) -> web.Response:

@@ -8,15 +8,16 @@ from functools import partial
 from aiohttp import web
 
 from vllm_metal.api.decoding import decode_query
+from vllm_metal.api.own_names import in_own_names
 from vllm_metal.api.response_items import InputItem, new_id
 from vllm_metal.api.responses import (
+    OWN_NAMES,
     DeletedResponse,
     ItemsQuery,
     Response,
     ResponseItemList,
     ResponseQuery,
     ResponsesRequest,
-    in_own_names,
 )
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, chat_answers, security
@@ -36,11 +37,8 @@ async def create(request: web.Request) -> web.StreamResponse:
 
     chat = body.chat(await truncated(request, body, items))
     wording = partial(ResponseWording, f"resp_{secrets.token_hex(24)}", body, keep)
-    try:
+    with in_own_names(OWN_NAMES):
         return await chat_answers.respond(request, chat, wording)
-    except InvalidRequest as exc:
-        in_own_names(exc)
-        raise
 
 
 async def retrieve(request: web.Request) -> web.Response:
