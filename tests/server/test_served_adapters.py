@@ -31,11 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One of mlx-lm's, and one of PEFT's with its twin of mlx-lm's."""
+    """One of mlx-lm's with a link to a file that has gone, and one of PEFT's with its twin of mlx-lm's."""
     root, model = tmp_path_factory.mktemp("adapters"), tiny_models.make("llama")
     first, second = adapter_writer.matrices(model, seed=1), adapter_writer.matrices(model, seed=2, rank=3)
+    written = adapter_writer.write_mlx(root / "first", first)
+    (written / "adapters-old.safetensors").symlink_to("gone")
     return {
-        "first": adapter_writer.write_mlx(root / "first", first),
+        "first": written,
         "second": adapter_writer.write_peft(root / "second", second),
         "second's twin": adapter_writer.write_mlx(root / "twin", second),
     }

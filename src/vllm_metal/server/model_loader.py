@@ -124,7 +124,8 @@ def _measure(path: Path, config: Config) -> Measure:
 
 def _adapter_bytes(config: Config) -> int:
     folders = map(Path, config.models.adapters.values())
-    return sum(file.stat().st_size for folder in folders for file in folder.glob("adapter*.safetensors"))
+    files = (file for folder in folders for file in folder.glob("adapter*.safetensors"))
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _build(path: Path, config: Config, room_bytes: int, turns: DeviceTurns) -> LoadedEngine:

@@ -38,7 +38,7 @@ def assert_equal(adapter, other):
 
 @pytest.fixture
 def expected(tmp_path, model, layers):
-    return adapter_files.read(adapter_writer.write_mlx(tmp_path / "as mlx-lm", layers), model)
+    return adapter_files.read(adapter_writer.write_mlx(tmp_path / "as mlx-lm", layers), model, mx.float32)
 
 
 def test_mlx_scales_by_what_its_config_says(expected, layers):
@@ -61,7 +61,7 @@ def test_mlx_scales_by_what_its_config_says(expected, layers):
 )
 def test_peft_says_the_same(tmp_path, model, layers, expected, config):
     folder = adapter_writer.write_peft(tmp_path / "as PEFT", layers, **config)
-    assert_equal(adapter_files.read(folder, model), expected)
+    assert_equal(adapter_files.read(folder, model, mx.float32), expected)
 
 
 @pytest.mark.parametrize(
@@ -71,30 +71,30 @@ def test_peft_names_of_every_family_are_found(tmp_path, name):
     model = tiny_models.make(name)
     layers = adapter_writer.matrices(model, seed=1, only=("q_proj", "o_proj", "in_proj_qkvz"))
     folder = adapter_writer.write_peft(tmp_path / "as PEFT", layers)
-    assert adapter_files.read(folder, model).keys() == layers.keys()
+    assert adapter_files.read(folder, model, mx.float32).keys() == layers.keys()
 
 
 def test_a_text_model_in_a_larger_one_is_found(tmp_path, model, layers, expected):
     renamed = {path.replace("model.", "model.language_model.", 1): pair for path, pair in layers.items()}
     folder = adapter_writer.write_peft(tmp_path / "as PEFT", renamed)
-    assert_equal(adapter_files.read(folder, model), expected)
+    assert_equal(adapter_files.read(folder, model, mx.float32), expected)
 
 
 def test_the_layers_of_a_vision_tower_are_not_taken_for_those_of_the_text(tmp_path, model, layers):
     of_the_tower = {path.replace("model.", "vision_tower.", 1): pair for path, pair in layers.items()}
     folder = adapter_writer.write_peft(tmp_path / "as PEFT", layers | of_the_tower)
     with pytest.raises(UnsupportedModel, match=r"adapts `vision_tower\..*`, which this model does not have"):
-        adapter_files.read(folder, model)
+        adapter_files.read(folder, model, mx.float32)
 
 
 def test_weights_that_a_model_changes_when_it_takes_them_in_are_refused(tmp_path):
     model = tiny_models.make("falcon_h1")
     layers = adapter_writer.matrices(model, seed=1, only=("k_proj",))
     folder = adapter_writer.write_peft(tmp_path / "as PEFT", layers)
-    adapter_files.read(folder, model)
+    adapter_files.read(folder, model, mx.float32)
     model.args.attention_in_multiplier = 2.0
     with pytest.raises(UnsupportedModel, match=r"k_proj`, whose weights mlx-lm changes"):
-        adapter_files.read(folder, model)
+        adapter_files.read(folder, model, mx.float32)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_weights_that_a_model_changes_when_it_takes_them_in_are_refused(tmp_path
 def test_other_types_of_mlx_are_refused(tmp_path, model, layers, config, message):
     folder = adapter_writer.write_mlx(tmp_path / "a", layers, **config)
     with pytest.raises(UnsupportedModel, match=message):
-        adapter_files.read(folder, model)
+        adapter_files.read(folder, model, mx.float32)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_other_types_of_mlx_are_refused(tmp_path, model, layers, config, message
 def test_other_types_of_peft_are_refused(tmp_path, model, layers, config, message):
     folder = adapter_writer.write_peft(tmp_path / "a", layers, **config)
     with pytest.raises(UnsupportedModel, match=message):
-        adapter_files.read(folder, model)
+        adapter_files.read(folder, model, mx.float32)
 
 
 def _pair(num_inputs, num_outputs, rank=4):
@@ -142,12 +142,18 @@ def _pair(num_inputs, num_outputs, rank=4):
 )
 def test_an_adapter_of_another_model_is_refused(tmp_path, model, write, path, pair, message):
     with pytest.raises(UnsupportedModel, match=message):
-        adapter_files.read(write(tmp_path / "a", {path: pair}), model)
+        adapter_files.read(write(tmp_path / "a", {path: pair}), model, mx.float32)
 
 
 def _truncate(folder):
     path = folder / "adapters.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
+
+
+def _claim_more(folder):
+    """A shape of another size than its data."""
+    path = folder / "adapters.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"shape":[32,4]', b'"shape":[32,9]', 1))
 
 
 def _edit(**changes):
@@ -176,6 +182,8 @@ def _keep(keep):
         (_edit(lora_parameters={}), r"adapter_config.json` is damaged: KeyError\('scale'\)"),
         (_edit(lora_parameters={"scale": "much"}), "adapter_config.json` is damaged: ValueError"),
         (_edit(lora_parameters=None), "adapter_config.json` is damaged: TypeError"),
+        (_edit(lora_parameters={"scale": 10**400}), "adapter_config.json` is damaged: OverflowError"),
+        (_claim_more, "adapters.safetensors` cannot be read: .*invalid data offsets"),
         (_keep(lambda key: key.endswith("lora_a")), "only one of the two matrices"),
         (_keep(lambda key: False), "adapts nothing"),
     ],
@@ -184,7 +192,40 @@ def test_damaged_folders(tmp_path, model, layers, damage, message):
     folder = adapter_writer.write_mlx(tmp_path / "a", layers)
     damage(folder)
     with pytest.raises(NotAModel, match=message):
-        adapter_files.read(folder, model)
+        adapter_files.read(folder, model, mx.float32)
+
+
+def test_patterns_that_are_none_are_told_of(tmp_path, model, layers):
+    folder = adapter_writer.write_peft(tmp_path / "a", layers, alpha_pattern={"(": 1})
+    with pytest.raises(NotAModel, match="adapter_config.json` is damaged: .*unterminated subpattern"):
+        adapter_files.read(folder, model, mx.float32)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e6])
+def test_numbers_that_would_spoil_other_rows_are_refused(tmp_path, model, layers, number):
+    path, (a, b) = next(iter(layers.items()))
+    for spoilt in ((a * number, b), (a, b * number)):
+        folder = adapter_writer.write_mlx(
+            tmp_path / str(len(list(tmp_path.iterdir()))), layers | {path: spoilt}
+        )
+        with pytest.raises(
+            UnsupportedModel, match=f"has numbers for `{path}` that are not finite in float16"
+        ):
+            adapter_files.read(folder, model, mx.float16)
+
+
+@pytest.mark.parametrize("write", [adapter_writer.write_mlx, adapter_writer.write_peft])
+@pytest.mark.parametrize(
+    "matrices",
+    [
+        (mx.zeros((32, 0)), mx.zeros((0, 32))),
+        (mx.zeros((32, 4), mx.uint8), mx.zeros((4, 32), mx.uint8)),
+    ],
+    ids=["of rank 0", "of integers"],
+)
+def test_matrices_that_are_none_are_refused(tmp_path, model, write, matrices):
+    with pytest.raises(UnsupportedModel, match="which is not LoRA of a linear layer"):
+        adapter_files.read(write(tmp_path / "a", {Q_PROJ: matrices}), model, mx.float32)
 
 
 def test_tensors_that_are_not_lora_are_refused(tmp_path, model, layers):
@@ -193,7 +234,7 @@ def test_tensors_that_are_not_lora_are_refused(tmp_path, model, layers):
     key = "base_model.model.lm_head.weight"
     mx.save_safetensors(path, dict(mx.load(path)) | {key: mx.zeros((4, 4))})
     with pytest.raises(UnsupportedModel, match=f"holds `{key}`"):
-        adapter_files.read(folder, model)
+        adapter_files.read(folder, model, mx.float32)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -29,13 +29,13 @@ def install(model: Any, folders: Sequence[Path], dtype: mx.Dtype) -> None:
     own.num_adapters = len(folders)
     by_layer: dict[str, dict[int, LowRank]] = defaultdict(dict)
     for adapter, folder in enumerate(folders, 1):
-        for path, matrices in adapter_files.read(folder, model).items():
+        for path, matrices in adapter_files.read(folder, model, dtype).items():
             by_layer[path][adapter] = matrices
     modules = dict(model.named_modules())
     for path, of_layer in by_layer.items():
         beside = LowRank(
-            mx.concatenate([matrices.a.astype(dtype) for matrices in of_layer.values()], axis=-1),
-            mx.concatenate([matrices.b.astype(dtype) for matrices in of_layer.values()], axis=-2),
+            mx.concatenate([matrices.a for matrices in of_layer.values()], axis=-1),
+            mx.concatenate([matrices.b for matrices in of_layer.values()], axis=-2),
         )
         mx.eval(beside.a, beside.b)
         own.num_bytes += beside.a.nbytes + beside.b.nbytes

@@ -40,8 +40,8 @@ class LowRank:
         return self.a.shape[-1]
 
 
-def read(folder: Path, model: nn.Module) -> dict[str, LowRank]:
-    """What the adapter in `folder` adds, by the path of the layer of `model`.
+def read(folder: Path, model: nn.Module, dtype: mx.Dtype) -> dict[str, LowRank]:
+    """What the adapter in `folder` adds, in `dtype`, by the path of the layer of `model`.
 
     Raises NotAModel where files are missing or damaged, UnsupportedModel for an adapter that does not fit.
     """
@@ -54,13 +54,15 @@ def read(folder: Path, model: nn.Module) -> dict[str, LowRank]:
     read_format = _read_peft if "peft_type" in config else _read_mlx
     try:
         adapter = read_format(folder, config, model)
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as exc:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, re.error) as exc:
         raise NotAModel(f"`{folder / 'adapter_config.json'}` is damaged: {exc!r}") from exc
     if not adapter:
         raise NotAModel(f"the adapter `{folder}` adapts nothing")
     modules = dict(model.named_modules())
     for path, matrices in adapter.items():
         _check(folder, path, modules.get(path), matrices)
+        adapter[path] = LowRank(matrices.a.astype(dtype), matrices.b.astype(dtype))
+        _require_finite(folder, path, adapter[path])
     return adapter
 
 
@@ -118,10 +120,15 @@ def _pairs(folder: Path, file_name: str, pattern: re.Pattern[str]) -> dict[str, 
         )
     safetensors.check_file(path)
     matrices: dict[str, dict[str, mx.array]] = defaultdict(dict)
-    arrays: Any = mx.load(str(path))
+    try:
+        arrays: Any = mx.load(str(path))
+    except RuntimeError as exc:
+        raise NotAModel(f"`{path}` cannot be read: {exc}") from exc
     for key, array in arrays.items():
         match = pattern.fullmatch(key)
-        if match is None or array.ndim not in (2, 3):
+        # What MLX has no floating type for, as 8 bits, it reads as integers.
+        is_matrix = array.ndim in (2, 3) and array.size > 0 and mx.issubdtype(array.dtype, mx.floating)
+        if match is None or not is_matrix:
             raise _unsupported(folder, f"holds `{key}`, which is not LoRA of a linear layer")
         matrices[match["layer"]][match["matrix"].lower()] = array
     for layer, of_layer in matrices.items():
@@ -149,6 +156,17 @@ def _check(folder: Path, path: str, layer: nn.Module | None, matrices: LowRank) 
             f"has matrices of {matrices.a.shape} and {matrices.b.shape} for `{path}`, "
             f"which has {num_inputs} inputs and {num_outputs} outputs{' of each expert' if experts else ''}",
             _OTHER_BASE,
+        )
+
+
+def _require_finite(folder: Path, path: str, matrices: LowRank) -> None:
+    """Zero times anything else is no number, so one adapter's would spoil the rows of all the others."""
+    if not (mx.isfinite(matrices.a).all() & mx.isfinite(matrices.b).all()):
+        dtype = str(matrices.a.dtype).removeprefix("mlx.core.")
+        raise _unsupported(
+            folder,
+            f"has numbers for `{path}` that are not finite in {dtype}",
+            "its training may have diverged; train it again",
         )
 
 
