@@ -397,6 +397,10 @@ def test_drain_timeout_error_names_the_ceiling(file: Path) -> None:
             {"flags": {"models.adapters": ["a=/a", "/b"]}},
             '`--lora-modules` must be like `name=path`, got "/b"',
         ),
+        (
+            {"flags": {"models.adapters": ["a=/a", "b=/b", "a=/c"]}},
+            "`--lora-modules` names `a` twice",
+        ),
     ],
 )
 def test_flag_and_environment_errors(file: Path, arguments: dict[str, object], message: str) -> None:

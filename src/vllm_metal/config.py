@@ -298,5 +298,7 @@ def _table(items: Any, subject: str) -> dict[str, str]:
         name, _, value = item.partition("=")
         if not name or not value:
             raise ConfigError(f"{subject} must be like `name=path`, got {shown(item)}")
+        if name in table:
+            raise ConfigError(f"{subject} names `{name}` twice")
         table[name] = value
     return table
