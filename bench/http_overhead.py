@@ -10,9 +10,7 @@ import asyncio
 import multiprocessing
 import sys
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
 from vllm_metal.engine.core import EngineCore, ModelRunnerOutput
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
+from vllm_metal.engine.memory_budget import ModelNeed
 from vllm_metal.engine.mlx.gguf import GGUFFile
 from vllm_metal.engine.mlx.gguf_tokenizer import load_tokenizer
 from vllm_metal.engine.output_processor import OutputProcessor
@@ -34,8 +33,10 @@ from vllm_metal.engine.request import Request
 from vllm_metal.engine.scheduler import Scheduler, SchedulerOutput
 from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
+from vllm_metal.server.model_loader import Measure, ServingEngine
+from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.server.run import running
-from vllm_metal.settings import ServerConfig
+from vllm_metal.settings import ModelsConfig, ServerConfig
 
 TARGET_MS = 2
 _NUM_ROWS = 32
@@ -92,23 +93,20 @@ class StubRunner:
         pass
 
 
-class StubManager:
-    """What the server asks of its `ModelManager` for one engine that is there."""
+class StubLoader:
+    """What a `ModelManager` asks for engines, for one that is there."""
 
-    served_names = ("stub",)
+    def __init__(self, loaded: LoadedEngine) -> None:
+        self._loaded = loaded
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.engine = engine
+    async def measure(self, path: Path, config: Config) -> Measure:
+        return Measure(self._loaded.need, device_bytes=1 << 40)
 
-    def start(self) -> None:
-        pass
+    def engine_type(self, path: Path) -> type[ServingEngine]:
+        return AsyncEngine
 
-    async def close(self) -> None:
-        await self.engine.stop()
-
-    @asynccontextmanager
-    async def acquire(self, name: str | None, *, deadline: float | None) -> AsyncIterator[AsyncEngine]:
-        yield self.engine
+    def engine(self, name: str, path: Path, config: Config, room_bytes: int) -> ServingEngine:
+        return AsyncEngine(lambda: self._loaded, max_queued=config.server.max_queued, name=name)
 
 
 def load_engine(gguf: Path, step_s: float) -> LoadedEngine:
@@ -121,7 +119,8 @@ def load_engine(gguf: Path, step_s: float) -> LoadedEngine:
     )
     processor = OutputProcessor(tokenizer.detokenizer, tokenizer.eos_token_ids)
     runner = StubRunner(tokenizer.encode(_ANSWER), step_s)
-    return LoadedEngine(EngineCore(scheduler, runner, processor, overlap=True), tokenizer, 8192)
+    core = EngineCore(scheduler, runner, processor, overlap=True)
+    return LoadedEngine(core, tokenizer, 8192, need=ModelNeed(full_kv_bytes=1 << 30))
 
 
 def drive(url: str, load: Load) -> list[RequestRecord]:
@@ -133,12 +132,12 @@ def drive(url: str, load: Load) -> list[RequestRecord]:
 
 async def measure(gguf: Path, load: Load, step_s: float) -> dict[str, float]:
     loaded = load_engine(gguf, step_s)
-    engine = AsyncEngine(lambda: loaded, max_queued=256)
-    await engine.start()
     spawn = multiprocessing.get_context("spawn")
-    config = Config(server=ServerConfig(port=0))
+    config = Config(server=ServerConfig(port=0), models=ModelsConfig(default=str(gguf)))
+    manager = ModelManager(config, loader=StubLoader(loaded))
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        async with running(config, StubManager(engine)) as [url, *_]:  # type: ignore[arg-type]
+        async with running(config, manager) as [url, *_]:
+            await manager.settled()
             begin_s = time.process_time()
             records = await asyncio.get_running_loop().run_in_executor(pool, drive, url, load)
             cpu_s = time.process_time() - begin_s

@@ -22,7 +22,7 @@ from vllm_metal.engine.outputs import Progress as EngineProgress
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest, MetalError
 from vllm_metal.server import bodies
-from vllm_metal.server.keys import CONFIG, USAGE
+from vllm_metal.server.keys import CONFIG, TALLY
 from vllm_metal.server.sse import EventStream
 from vllm_metal.server.tally import Tally
 from vllm_metal.server.thought_counter import ThoughtCounter
@@ -133,7 +133,8 @@ async def respond(
 async def _streamed(
     request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
 ) -> web.StreamResponse:
-    options, tally = body.stream_options, Tally(outputs.requests, body.n, wording.thoughts)
+    options = body.stream_options
+    tally = request[TALLY] = Tally(outputs.requests, body.n, wording.thoughts)
     told: dict[int, Progress] = {}
     async with EventStream(request, failure=wording.failure, named=wording.named_events) as events:
         await events.send(*wording.opening())
@@ -152,7 +153,6 @@ async def _streamed(
                 chunks += wording.deltas(index, output, usage)
                 if output.finish_reason:
                     chunks += wording.closing(index, output.finish_reason, usage)
-            request[USAGE] = tally.usage
             if outputs.ended:
                 chunks += wording.ending(tally.usage)
             await events.send(*chunks)
@@ -173,12 +173,11 @@ def _progress(index: int, progress: EngineProgress, num_prompt_tokens: int) -> P
 async def _whole(
     request: web.Request, outputs: RequestStream, wording: Wording, body: GenerationRequest
 ) -> web.Response:
-    tally = Tally(outputs.requests, body.n, wording.thoughts)
+    tally = request[TALLY] = Tally(outputs.requests, body.n, wording.thoughts)
     wholes = [RequestOutput(each.request_id) for each in outputs.requests]
     async for news in outputs:
         for output in news:
             index = tally.count(output)
             _read(index, output, wording, outputs)
             wholes[index].merge(output)
-        request[USAGE] = tally.usage
     return bodies.reply(wording.whole(wholes, tally.usage))

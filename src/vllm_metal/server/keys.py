@@ -5,11 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from vllm_metal.api.openapi import Operation
-from vllm_metal.api.usage import Usage
 from vllm_metal.config import Config
 from vllm_metal.server.machine_watch import MachineWatch
 from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.server.response_store import ResponseStore
+from vllm_metal.server.tally import Tally
 from vllm_metal.service.installation import Installation
 
 CONFIG = web.AppKey("config", Config)
@@ -24,4 +24,5 @@ PROBES = frozenset({"/health", "/ready", "/ping"})
 
 RATE_LIMIT: web.RequestKey[dict[str, str]] = web.RequestKey("rate_limit", dict)
 REQUEST_ID = web.RequestKey("request_id", str)
-USAGE = web.RequestKey("usage", Usage)
+#: What has been generated for it, for the log.
+TALLY = web.RequestKey("tally", Tally)

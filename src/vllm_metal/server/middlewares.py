@@ -10,7 +10,7 @@ from aiohttp.typedefs import Handler
 
 from vllm_metal import __version__
 from vllm_metal.server import error_replies, request_id
-from vllm_metal.server.keys import PROBES, RATE_LIMIT, USAGE
+from vllm_metal.server.keys import PROBES, RATE_LIMIT, TALLY
 from vllm_metal.server.sse import as_metal_error
 
 logger = logging.getLogger(__name__)
@@ -28,14 +28,14 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
         status = response.status
         return response
     finally:
-        usage = request.get(USAGE)
+        tally = request.get(TALLY)
         logger.log(
             logging.DEBUG if request.path in PROBES else logging.INFO,
             "%s %s %d%s %.3f s",
             request.method,
             request.rel_url.raw_path,
             status,
-            f" {usage.prompt_tokens}+{usage.completion_tokens} tokens" if usage else "",
+            f" {tally.usage.prompt_tokens}+{tally.usage.completion_tokens} tokens" if tally else "",
             time.perf_counter() - started,
         )
 
