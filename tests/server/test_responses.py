@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tool_call_writers import TOOL, WRITERS, Call
 
 HERMES = WRITERS["hermes"]
 WEATHER = {"type": "function", **TOOL["function"]}
+HI = {"role": "user", "content": "Hi"}
 CALLS: list[Call] = [("get_weather", {"place": 'a "b" 日本🎉'}), ("get_weather", {})]
 EVERYTHING = f"<think>Hm.</think>Let me see. {HERMES(CALLS)}"
 
@@ -174,6 +176,9 @@ def test_structure(client: openai.OpenAI) -> None:
     assert (echoed.type, echoed.name) == ("json_schema", "Extracted")
     response = whole(client, '{"a":1}', text={"format": {"type": "json_object"}})
     assert json.loads(response.output_text) == {"a": 1}
+    # As the SDK's models are dumped.
+    dumped = {"type": "json_schema", "name": "n", "description": None, "strict": None, "schema": {}}
+    assert json.loads(whole(client, '{"a":1}', text={"format": dumped}).output_text) == {"a": 1}
 
 
 def test_log_probabilities_are_of_text_alone(client: openai.OpenAI) -> None:
@@ -263,6 +268,28 @@ def test_a_stored_item_by_its_id(client: openai.OpenAI) -> None:
     first = whole(client, "One")
     items: list[Any] = [{"type": "item_reference", "id": first.output[0].id}]
     assert whole(client, items).output_text == "One"
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": None}])
+def test_messages_and_references_need_no_type(client: openai.OpenAI, kind: dict[str, Any]) -> None:
+    message_id = whole(client, "Hi").output[0].id
+    items: Any = [{"id": message_id, **kind}, {"id": "mine", "role": "user", "content": "Bye", **kind}]
+    response = whole(client, items)
+    shown = client.responses.input_items.list(response.id, order="asc").data
+    assert [(item.type, item.id) for item in shown] == [("message", message_id), ("message", "mine")]
+
+
+def test_items_with_one_id_are_told_apart(client: openai.OpenAI) -> None:
+    first = whole(client, [{"id": "a", "role": "user", "content": text} for text in ("1", "2")])
+    items: Any = [*first.output, {"type": "item_reference", "id": first.output[0].id}]
+    second = whole(
+        client, [*items, {"id": "a", "role": "user", "content": "3"}], previous_response_id=first.id
+    )
+    pages = client.responses.input_items.list(second.id, order="asc", limit=1).iter_pages()
+    shown = [item for page in itertools.islice(pages, 9) for item in page.data]
+    assert [item.content[0].text for item in shown] == ["1", "2", "2", "2", "2", "3"]
+    assert len({item.id for item in shown}) == 6
+    assert [item.id for item in shown if item.id in ("a", first.output[0].id)] == ["a", first.output[0].id]
 
 
 def test_nothing_is_kept_that_is_not_to_be(client: openai.OpenAI) -> None:
@@ -449,11 +476,13 @@ def test_a_client_that_leaves_ends_its_request(tiny_server: ServerProcess) -> No
         ),
         ({"input": "Hi", "tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": "Hi", "tools": [WEATHER, WEATHER]}, "tools"),
+        ({"input": 2 * [HI], "truncation": "auto", "tools": [WEATHER, WEATHER]}, "tools"),
         ({"input": "Hi", "tool_choice": "required"}, "tool_choice"),
         (
             {"input": "Hi", "tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}},
             "tool_choice.name",
         ),
+        ({"input": "Hi", "tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"input": "Hi", "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"input": "x" * 5000}, "input"),
         ({"input": "Hi", "temperature": -1}, "temperature"),
@@ -463,6 +492,12 @@ def test_what_cannot_be_is_refused(url: str, fields: dict[str, Any], param: str)
     reply = send(url, "POST", "/v1/responses", fields)
     assert reply.status == 400
     assert reply.error["param"] == param, reply.error
+
+
+def test_limits_have_the_names_of_this_api(url: str) -> None:
+    fields = {"input": "Hi", "min_tokens": 5, "max_output_tokens": 3}
+    message = send(url, "POST", "/v1/responses", fields).error["message"]
+    assert message == "`min_tokens` must be at most `max_output_tokens`, which is 3, got 5"
 
 
 def test_what_is_not_there(url: str) -> None:

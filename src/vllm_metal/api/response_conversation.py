@@ -22,7 +22,7 @@ def messages(instructions: str | None, items: Sequence[InputItem]) -> list[ChatM
     told = [*([] if instructions is None else [instructions]), *(item.text for item in instructing)]
     chat: list[ChatMessage | PastAnswer] = [ChatMessage("system", "\n\n".join(told))] if told else []
     for item in items[len(instructing) :]:
-        match item.type:
+        match item.kind:
             case "message" if item.role == "assistant":
                 answer = _answer(chat)
                 if item.text:
@@ -41,7 +41,7 @@ def messages(instructions: str | None, items: Sequence[InputItem]) -> list[ChatM
 
 
 def _instructs(item: InputItem) -> bool:
-    return item.type == "message" and item.role in ("system", "developer")
+    return item.kind == "message" and item.role in ("system", "developer")
 
 
 def _answer(chat: list[ChatMessage | PastAnswer], *, may_go_on: bool = False) -> PastAnswer:
@@ -56,6 +56,6 @@ def _answer(chat: list[ChatMessage | PastAnswer], *, may_go_on: bool = False) ->
 def _call(item: InputItem) -> ToolCall:
     assert item.name is not None
     arguments = item.arguments
-    if item.type == "custom_tool_call":
+    if item.kind == "custom_tool_call":
         arguments = msgspec.json.encode({"input": item.input}).decode()
     return ToolCall(FunctionCall(flat_name(item.name, item.namespace), arguments or "{}"), item.call_id)

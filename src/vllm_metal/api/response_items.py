@@ -51,9 +51,9 @@ InputContent = str | list[InputPart]
 
 
 class InputItem(Struct, omit_defaults=True):
-    """An item of any kind: what it has to have depends on its `type`."""
+    """An item of any kind: what it has to have depends on that."""
 
-    type: str = "message"
+    type: str | None = None
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: InputContent | None = None
@@ -68,13 +68,19 @@ class InputItem(Struct, omit_defaults=True):
 
     def check(self, path: str) -> None:
         """Raises InvalidRequest, naming the field below `path`."""
-        if self.type not in _REQUIRED:
+        if self.kind not in _REQUIRED:
             raise InvalidRequest(f"items of type `{self.type}` are not supported", param=f"{path}.type")
-        for name in _REQUIRED[self.type]:
+        for name in _REQUIRED[self.kind]:
             if getattr(self, name) is None:
                 raise InvalidRequest(f"`{path}.{name}` is required", param=f"{path}.{name}")
         for name in ("content", "output"):
             _check_content(getattr(self, name), f"{path}.{name}")
+
+    @property
+    def kind(self) -> str:
+        """Its type, which messages and references to items need not tell."""
+        is_reference = self.id is not None and self.role is None and self.content is None
+        return self.type or ("item_reference" if is_reference else "message")
 
     @property
     def text(self) -> str:
@@ -88,11 +94,11 @@ class InputItem(Struct, omit_defaults=True):
 
     def resource(self) -> dict[str, Any]:
         """As the API shows it: with all that an item of its type has to have."""
-        shown: dict[str, Any] = {"type": self.type, **msgspec.to_builtins(self)}
-        if self.type == "message":
+        shown: dict[str, Any] = {"type": self.kind, **msgspec.to_builtins(self)}
+        if self.kind == "message":
             kind = "output_text" if self.role == "assistant" else "input_text"
             shown["content"] = [_shown_part(kind, part) for part in _parts(self.content, kind)]
-        if self.type == "reasoning":
+        if self.kind == "reasoning":
             shown.setdefault("summary", [])
         return shown | {"status": "completed"}
 

@@ -116,10 +116,10 @@ def _offered(tool: ResponseTool, path: str, namespace: str | None = None) -> lis
     return [OfferedTool(name, namespace, tool.type == "custom", Tool(definition))]
 
 
-def _require_name(tool: ResponseTool, path: str) -> str:
-    if tool.name is None:
+def _require_name(named: ResponseTool | ToolReference, path: str) -> str:
+    if named.name is None:
         raise InvalidRequest(f"`{path}.name` is required", param=f"{path}.name")
-    return tool.name
+    return named.name
 
 
 def _about_free_text(tool: ResponseTool) -> str:
@@ -148,7 +148,8 @@ def chosen(tools: list[OfferedTool], choice: ResponseToolChoice) -> tuple[list[T
 def _meant(reference: ToolReference, tools: list[OfferedTool], path: str) -> OfferedTool:
     if reference.type not in _CALLABLE:
         raise InvalidRequest(f"tools of type `{reference.type}` cannot be called", param=f"{path}.type")
+    name = _require_name(reference, path)
     for tool in tools:
         if tool.is_meant_by(reference):
             return tool
-    raise InvalidRequest(f"there is no tool `{reference.name}` to choose", param=f"{path}.name")
+    raise InvalidRequest(f"there is no tool `{name}` to choose", param=f"{path}.name")

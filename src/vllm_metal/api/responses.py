@@ -43,7 +43,7 @@ class ReasoningOptions(Struct):
 class TextSchemaFormat(Struct, tag_field="type", tag="json_schema"):
     schema: Schema
     name: str = "schema"
-    description: str | UnsetType = UNSET
+    description: str | UnsetType | None = UNSET
     strict: bool | None = None
 
 
@@ -144,6 +144,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
 OWN_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "tools": "tools",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from vllm_metal.api.own_names import in_own_names
 from vllm_metal.api.response_items import InputItem
-from vllm_metal.api.responses import ResponsesRequest
+from vllm_metal.api.responses import OWN_NAMES, ResponsesRequest
 from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.errors import PromptTooLong
 from vllm_metal.server import chat_answers, generation
@@ -42,9 +43,11 @@ def _without(items: list[InputItem], turns: list[int], num_turns: int) -> list[I
 async def _fits(
     engine: AsyncEngine, request: web.Request, body: ResponsesRequest, items: list[InputItem], room: int
 ) -> bool:
-    messages, template_kwargs = chat_answers.template_inputs(request, body.chat(items))
+    chat = body.chat(items)
     try:
-        prompt = await engine.encode_chat(messages, **template_kwargs)
+        with in_own_names(OWN_NAMES):
+            messages, template_kwargs = chat_answers.template_inputs(request, chat)
+            prompt = await engine.encode_chat(messages, **template_kwargs)
     except PromptTooLong:
         return False
     return len(prompt) + room <= engine.max_model_len

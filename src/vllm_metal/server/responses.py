@@ -6,6 +6,7 @@ import secrets
 from functools import partial
 
 from aiohttp import web
+from msgspec import structs
 
 from vllm_metal.api.decoding import decode_query
 from vllm_metal.api.own_names import in_own_names
@@ -81,18 +82,20 @@ def _behind(item_id: str, items: list[InputItem]) -> list[InputItem]:
 
 
 def _conversation(request: web.Request, body: ResponsesRequest) -> list[InputItem]:
-    """All items before the answer, each with an id. Raises InvalidRequest, ResponseNotFound."""
+    """All items before the answer, each with an id of its own. Raises InvalidRequest, ResponseNotFound."""
     store, owner = request.app[RESPONSES], _owner(request)
     items: list[InputItem] = []
     if body.previous_response_id is not None:
         kept = store.get(owner, body.previous_response_id, param="previous_response_id")
         items += (*kept.input, *kept.output)
+    ids = {item.id for item in items}
     for i, item in enumerate(body.items()):
-        if item.type == "item_reference":
-            items.append(store.item(owner, item.id or "", param=f"input[{i}].id"))
-        else:
-            item.id = item.id or new_id(item.type)
-            items.append(item)
+        if item.kind == "item_reference":
+            item = store.item(owner, item.id or "", param=f"input[{i}].id")
+        if not item.id or item.id in ids:
+            item = structs.replace(item, id=new_id(item.kind))
+        ids.add(item.id)
+        items.append(item)
     return items
 
 
