@@ -194,7 +194,7 @@ class Client:
         """Parse a JSON object; raises the error it holds, if it holds one."""
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise EngineError(f"the server at {self.url} sent something other than a JSON object")
@@ -207,7 +207,7 @@ class Client:
             body = json.loads(response.read())
             # `/ready` tells its state in place of an error.
             error = body.get("error") or body.get("detail") or body["stage"]
-        except (ValueError, AttributeError, KeyError):
+        except (ValueError, RecursionError, AttributeError, KeyError):
             error = f"the server at {self.url} answered {response.status} {response.reason}"
         return _error(response.status, error, response.headers["Retry-After"])
 

@@ -53,6 +53,15 @@ def test_any_change_of_a_file_changes_its_description(tmp_path):
     assert conversions.description(parts) not in (before, changed)
 
 
+def test_another_file_of_one_size_and_time_changes_the_description(tmp_path):
+    path, other = source(tmp_path / "m.gguf"), source(tmp_path / "other.gguf", b"weightz")
+    for file in (path, other):
+        os.utime(file, ns=(1, 1))
+    before = conversions.description([path])
+    other.replace(path)
+    assert conversions.description([path]) != before
+
+
 def test_a_model_is_forgotten(tmp_path):
     path = source(tmp_path / "m.gguf")
     kept = convert(path)
@@ -84,9 +93,10 @@ def test_a_removed_model_is_forgotten(tmp_path):
 def test_a_sweep_leaves_what_has_a_source(tmp_path):
     kept, orphan = convert(source(tmp_path / "kept.gguf")), convert(source(tmp_path / "gone.gguf"))
     (tmp_path / "gone.gguf").unlink()
-    damaged = [conversions.file_for(tmp_path / name) for name in ("empty.gguf", "wild.gguf")]
+    damaged = [conversions.file_for(tmp_path / name) for name in ("empty.gguf", "wild.gguf", "deep.gguf")]
     damaged[0].write_bytes(b"")
     damaged[1].write_bytes(b"\xff" * 40)
+    damaged[2].write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000)
     conversions.sweep()
     assert kept.exists()
     assert not any(file.exists() for file in (orphan, *damaged))

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm_metal import __version__, paths
+from vllm_metal.hub import safetensors_header
 
 _SUFFIX = ".safetensors"
 # Under which a safetensors file names the model that it was made from.
@@ -32,8 +33,7 @@ def partial_file_for(source: Path) -> Path:
 
 def description(files: Sequence[Path]) -> dict[str, str]:
     """What a conversion of these files by this version says of itself."""
-    identities = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    return {_SOURCE_KEY: json.dumps([_absolute(files[0]), __version__, *identities])}
+    return {_SOURCE_KEY: json.dumps([_absolute(files[0]), __version__, *map(_identity, files)])}
 
 
 def forget(source: Path) -> None:
@@ -68,12 +68,17 @@ def _is_running(partial: Path) -> bool:
 
 def _has_source(file: Path) -> bool:
     try:
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        header, _ = safetensors_header.read(file)
         path, *_ = json.loads(header["__metadata__"][_SOURCE_KEY])
         return Path(path).exists()
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
+
+
+def _identity(file: Path) -> list[str | int]:
+    """Times alone may be those of an archive, which are the same for all files of a publisher."""
+    status = file.stat()
+    return [file.name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _absolute(path: Path) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vllm_metal.errors import NotAModel
 from vllm_metal.hub.variants import PART
 
 MAGIC = b"GGUF"
+# Several times that of the largest vocabularies: one that is longer is damaged, and would fill the memory.
+_MAX_HEADER_BYTES = 64_000_000
 
 #: Weights and bytes of a block of each type.
 BLOCKS = {
@@ -125,10 +127,8 @@ def _other_parts(path: Path, count: Any) -> list[Path]:
 
 def _read_part(path: Path) -> GGUFHeader:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return GGUFHeader(*_read_header(path, data), (path,))
-    except struct.error:
-        raise damaged(path, "it ends within its header") from None
+        with path.open("rb") as file:
+            return GGUFHeader(*_read_header(path, _Reader(file)), (path,))
     except (ValueError, OSError) as exc:
         raise damaged(path, str(exc)) from exc
 
@@ -140,20 +140,21 @@ def damaged(path: Path, reason: str) -> NotAModel:
     )
 
 
-def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if data[:4] != MAGIC:
+def _read_header(path: Path, reader: _Reader) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if reader.take(len(MAGIC)) != MAGIC:
         raise ValueError("it does not begin with `GGUF`")
-    reader = _Reader(data, position=4)
     if (version := reader.number(_UINT32)) not in (2, 3):
         raise ValueError(f"version {version} is unknown")
     num_tensors, num_metadata = reader.number(_UINT64), reader.number(_UINT64)
-    metadata = {}
+    metadata: dict[str, Any] = {}
     for _ in range(num_metadata):
         key = reader.string()
+        if key in metadata:
+            raise ValueError(f"`{key}` occurs twice")
         metadata[key] = reader.value(reader.number(_UINT32))
     infos = [_read_tensor_info(reader) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1:
+    if not isinstance(alignment, int) or alignment < 8 or alignment % 8:
         raise ValueError(f"its alignment is {alignment!r}")
     data_offset = -(-reader.position // alignment) * alignment
     tensors = {}
@@ -178,23 +179,30 @@ def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], str, int]:
 
 
 class _Reader:
-    """Walks little-endian data; raises struct.error or ValueError when it would pass the end."""
+    """Walks little-endian data; raises ValueError when it would pass the end."""
 
-    def __init__(self, data: mmap.mmap, position: int) -> None:
-        self._data = data
-        self.position = position
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._file_bytes = os.fstat(file.fileno()).st_size
+        self.position = 0
+
+    def take(self, num_bytes: int) -> bytes:
+        end = self.position + num_bytes
+        if end > self._file_bytes:
+            raise ValueError("it ends within its header")
+        if end > _MAX_HEADER_BYTES:
+            raise ValueError(f"its header is longer than {_MAX_HEADER_BYTES} bytes")
+        data = self._file.read(num_bytes)
+        if len(data) < num_bytes:
+            raise ValueError("it was cut off while it was read")
+        self.position = end
+        return data
 
     def number(self, type_id: int) -> Any:
-        return self._unpack(_NUMBER_FORMATS[type_id])[0]
+        return self._numbers(type_id, 1)[0]
 
     def string(self) -> str:
-        length = self.number(_UINT64)
-        end = self.position + length
-        if end > len(self._data):
-            raise ValueError("it ends within its header")
-        text = self._data[self.position : end].decode()
-        self.position = end
-        return text
+        return self.take(int.from_bytes(self.take(8), "little")).decode()
 
     def value(self, type_id: int) -> Any:
         if type_id == _STRING:
@@ -210,10 +218,9 @@ class _Reader:
             return [self.string() for _ in range(length)]
         if item_type_id not in _NUMBER_FORMATS:
             raise ValueError(f"metadata arrays of type {item_type_id} are unknown")
-        return list(self._unpack(f"{length}{_NUMBER_FORMATS[item_type_id]}"))
+        return list(self._numbers(item_type_id, length))
 
-    def _unpack(self, item_format: str) -> tuple[Any, ...]:
-        layout = "<" + item_format
-        values = struct.unpack_from(layout, self._data, self.position)
-        self.position += struct.calcsize(layout)
-        return values
+    def _numbers(self, type_id: int, count: int) -> tuple[Any, ...]:
+        item_format = _NUMBER_FORMATS[type_id]
+        data = self.take(count * struct.calcsize(f"<{item_format}"))
+        return struct.unpack(f"<{count}{item_format}", data)

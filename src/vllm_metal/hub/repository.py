@@ -156,7 +156,7 @@ def _read_config(repo: str, commit: str) -> dict[str, Any] | None:
     hf_raise_for_status(response)
     try:
         config = json.loads(response.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
 

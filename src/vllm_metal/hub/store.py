@@ -215,7 +215,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in the file. Raises NotAModel for anything else there."""
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise NotAModel(f"`{path}` is not valid JSON: {exc}", hint=FETCH_AGAIN) from exc
     if not isinstance(value, dict):
         raise NotAModel(f"`{path}` is not a JSON object", hint=FETCH_AGAIN)

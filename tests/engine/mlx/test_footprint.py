@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import mlx.core as mx
 import pytest
 
 import tiny_folder
-from vllm_metal.engine.mlx import footprint, gpu_check, loader
+from vllm_metal.engine.mlx import footprint, gpu_check, loader, model_description
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
+from vllm_metal.errors import UnsupportedModel
+from vllm_metal.settings import ModelsConfig
 
 
 def edit_config(folder: Path, **changes: Any) -> Path:
@@ -82,6 +85,23 @@ def test_what_cannot_be_loaded_is_told_as_loading_would(folder: Path) -> None:
     told = footprint.main([str(folder)])
     assert "`klingon` is not supported" in told["error"]
     assert told["hint"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": "yes"},
+        {"text_config": 5},
+        {"quantization": 4},
+        {"num_hidden_layers": math.inf},
+        {"rope_scaling": {"rope_type": "yarn", "factor": math.nan}},
+    ],
+)
+def test_a_config_of_odd_values_is_not_supported(folder: Path, changes: dict[str, Any]) -> None:
+    told = footprint.main([str(edit_config(folder, **changes))])
+    assert "cannot be loaded" in told["error"]
+    with pytest.raises(UnsupportedModel, match="cannot be loaded"):
+        model_description.describe(folder, ModelsConfig())
 
 
 def test_a_model_that_is_not_here(folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 import struct
 
 import gguf_writer
@@ -184,7 +186,7 @@ def test_unknown_types_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda data: b"", "empty"),
+        (lambda data: b"", "ends within its header"),
         (lambda data: b"GGML" + data[4:], "does not begin"),
         (lambda data: data[:4] + struct.pack("<I", 1) + data[8:], "version 1"),
         (lambda data: data[:100], "ends within its header"),
@@ -197,6 +199,44 @@ def test_a_damaged_file_is_not_a_model(small_gguf, damage, reason):
     small_gguf.write_bytes(damage(small_gguf.read_bytes()))
     with pytest.raises(NotAModel, match=reason):
         GGUFFile(small_gguf)
+
+
+def test_a_header_without_end_fills_no_memory(tmp_path):
+    # A file as large as models are, which takes no space: an array of a thousand million texts, all empty.
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQQ3sIIQ", 3, 0, 1, 3, b"key", 9, 8, 10**9))
+        file.truncate(10**10)
+    with pytest.raises(NotAModel, match="header is longer than"):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize("key", ["general.alignment", "general.alignmen2"])
+def test_a_header_that_contradicts_itself(tmp_path, key):
+    path = gguf_writer.write(tmp_path / "m.gguf", {"general.alignment": 7, key: 7}, {})
+    path.write_bytes(path.read_bytes().replace(b"alignmen2", b"alignment"))
+    with pytest.raises(NotAModel, match="its alignment is 7|`general.alignment` occurs twice"):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_file_that_is_cut_off_while_it_is_read(small_gguf, name):
+    file = GGUFFile(small_gguf)
+    os.truncate(small_gguf, file.tensors[name].offset + 1)
+    with pytest.raises(NotAModel, match="cut off while it was read"):
+        file.arrays(file.tensors[name])
+
+
+def test_a_file_that_is_replaced_while_it_is_read(small_gguf, tmp_path):
+    file = GGUFFile(small_gguf)
+    file.require_unchanged()
+    shutil.copy2(small_gguf, tmp_path / "other")
+    (tmp_path / "other").replace(small_gguf)
+    with pytest.raises(NotAModel, match="was changed"):
+        file.require_unchanged()
+    small_gguf.unlink()
+    with pytest.raises(NotAModel, match="was changed"):
+        file.require_unchanged()
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from importlib import import_module
 from typing import Any
@@ -8,12 +9,15 @@ import gguf_writer
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
 from vllm_metal import paths
-from vllm_metal.engine.mlx import gguf_config, gguf_model, loader, precision
+from vllm_metal.engine.mlx import gguf_cache, gguf_config, gguf_model, loader, precision
 from vllm_metal.engine.mlx.gguf import GGUFFile
-from vllm_metal.errors import NotAModel, UnsupportedModel
+from vllm_metal.errors import ModelError, NotAModel, UnsupportedModel
+from vllm_metal.hub.model_config import context_length
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 
@@ -226,6 +230,7 @@ def test_quantized_modules_keep_the_bits_of_their_tensor(tmp_path):
     [
         ({}, None),
         ({"rope.scaling.type": "none"}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, None),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, None),
         ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
@@ -331,7 +336,8 @@ def test_the_largest_gemmas_scale_queries_by_their_width(tmp_path, architecture,
     usual = write(tmp_path, architecture, reference(architecture), metadata={"embedding_length": 96})
     assert gguf_config.read_config(usual)["query_pre_attn_scalar"] == HEAD_DIM
     metadata = {"block_count": num_layers, "embedding_length": 96}
-    largest = write(tmp_path, architecture, reference(architecture), metadata=metadata)
+    model = reference(architecture, num_hidden_layers=num_layers)
+    largest = write(tmp_path, architecture, model, metadata=metadata)
     assert gguf_config.read_config(largest)["query_pre_attn_scalar"] == 96 // HEADS
 
 
@@ -398,6 +404,75 @@ def test_metadata_that_cannot_be_served(tmp_path, metadata, error, message):
     file = write(tmp_path, "llama", reference("llama"), metadata=metadata)
     with pytest.raises(error, match=message):
         gguf_model.load_model(file)
+
+
+ODD = st.sampled_from(
+    [0, -1, 1, 7, 2**31, 2**64 - 1, 1e-300, 0.5, 1e300, math.inf, -math.inf, math.nan]
+    + [True, "", "abc", [], [1, 2], ["a"], [True, False], None]
+)
+MORE_KEYS = [
+    "attention.sliding_window", "attention.sliding_window_pattern", "expert_count", "final_logit_softcapping",
+    "rope.dimension_count", "rope.scaling.type", "rope.scaling.factor",
+    "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
+]  # fmt: skip
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_odd_metadata_are_read_or_refused(tmp_path, data):
+    architecture = data.draw(st.sampled_from(["llama", "qwen3moe", "gemma2", "gemma3", "phi3"]))
+    path = tmp_path / architecture
+    if not path.exists():
+        path.mkdir()
+        write(path, architecture, reference(architecture))
+    file = GGUFFile(path / "m.gguf")
+    keys = sorted({key for key in file.metadata if "." in key} | {f"{architecture}.{k}" for k in MORE_KEYS})
+    for key in data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=2)):
+        file.metadata[key] = data.draw(ODD)
+    try:
+        config = gguf_config.read_config(file)
+    except ModelError:
+        return
+    assert config["num_hidden_layers"] == len([name for name in file.tensors if "attn_norm" in name])
+    assert context_length(config) > 0
+    json.dumps(config, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"block_count": 3_000_000_000}, "'3000000000' in place of a whole number for `llama.block_count`"),
+        ({"block_count": 2_000_000_000}, "it holds 2 of 2000000000 layers"),
+        ({"block_count": 1}, "it holds 2 of 1 layers"),
+        ({"rope.freq_base": math.nan}, "'nan' in place of a number for `llama.rope.freq_base`"),
+    ],
+)
+def test_metadata_that_cannot_be_true(tmp_path, metadata, message):
+    with pytest.raises(NotAModel, match=message):
+        gguf_config.read_config(write(tmp_path, "llama", reference("llama"), metadata=metadata))
+
+
+def test_a_vocabulary_larger_than_the_embeddings_is_refused(tmp_path):
+    file = write(tmp_path, "llama", reference("llama"))
+    file.metadata["tokenizer.ggml.tokens"] = ["a"] * VOCAB
+    gguf_config.read_config(file)
+    file.metadata["tokenizer.ggml.tokens"] = ["a"] * (VOCAB + 1)
+    with pytest.raises(NotAModel, match="96 embeddings of 97 tokens"):
+        gguf_config.read_config(file)
+
+
+def test_a_conversion_that_does_not_fit_is_made_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = write(tmp_path, "llama", reference("llama"), "Q8_0")
+    expected = logits_of(file)
+    monkeypatch.setattr(GGUFFile, "requantized_types", ["Q8_0"])
+    gguf_cache.store(file, {"model.norm.weight": mx.ones(3)})
+    assert mx.array_equal(logits_of(file), expected).item()
+    assert "converted again" in caplog.text
+    caplog.clear()
+    assert mx.array_equal(logits_of(file), expected).item()
+    assert "convert" not in caplog.text
 
 
 @pytest.mark.parametrize(

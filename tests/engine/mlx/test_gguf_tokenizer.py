@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 
 from vllm_metal.engine.mlx.gguf import GGUFFile
 from vllm_metal.engine.mlx.gguf_pre_tokenizers import PRE_TOKENIZERS
-from vllm_metal.engine.mlx.gguf_tokenizer import load_tokenizer
+from vllm_metal.engine.mlx.gguf_tokenizer import end_token_ids, load_tokenizer
 from vllm_metal.errors import NotAModel, UnsupportedModel
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
@@ -121,6 +121,23 @@ def test_other_kinds_are_refused(tmp_path):
 def test_parts_that_do_not_fit_are_not_a_model(tmp_path, damage):
     with pytest.raises(NotAModel, match="damaged"):
         load_tokenizer(byte_level(tmp_path, **damage))
+
+
+@pytest.mark.parametrize("odd", [-1, 99999, "0", [0], 0.5])
+@pytest.mark.parametrize("key", ["eos_token_id", "eot_token_id", "bos_token_id"])
+def test_ids_of_no_token_are_not_a_model(tmp_path, key, odd):
+    file = byte_level(tmp_path)
+    file.metadata[f"tokenizer.ggml.{key}"] = odd
+    with pytest.raises(NotAModel, match="token"):
+        load_tokenizer(file)
+    if key != "bos_token_id":
+        with pytest.raises(NotAModel, match="it has no token"):
+            end_token_ids(file)
+
+
+def test_a_template_that_is_no_text_is_not_a_model(tmp_path):
+    with pytest.raises(NotAModel, match="not a text"):
+        load_tokenizer(byte_level(tmp_path, chat_template=5))
 
 
 @pytest.mark.parametrize(

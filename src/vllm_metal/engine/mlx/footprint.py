@@ -36,6 +36,10 @@ class Footprint:
 
 def measure(path: Path) -> Footprint:
     """Raises NotAModel or UnsupportedModel, as loading would."""
+    return loader.fenced(path, _measure, path)
+
+
+def _measure(path: Path) -> Footprint:
     if path.is_dir():
         store.inspect(path)
         config = store.read_json(path / "config.json")
@@ -44,12 +48,7 @@ def measure(path: Path) -> Footprint:
         return _of_config(config, sum(file.stat().st_size for file in path.glob(store.WEIGHTS)))
     file = gguf.GGUFFile(path)
     config = gguf_config.read_config(file)
-    return _footprint(
-        "GGUF",
-        config,
-        weight_bytes=file.held_bytes,
-        quantization=file.quantization,
-    )
+    return _footprint("GGUF", config, weight_bytes=file.held_bytes, quantization=file.quantization)
 
 
 def expect(config: dict[str, Any] | None, architecture: str | None, weight_bytes: int) -> Footprint:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import mlx.core as mx
 import numpy as np
 
 from vllm_metal.engine.mlx.gguf_blocks import BLOCK_TYPES, Groups
-from vllm_metal.errors import UnsupportedModel
-from vllm_metal.hub import gguf_header
+from vllm_metal.errors import NotAModel, UnsupportedModel
+from vllm_metal.hub import conversions, gguf_header
 from vllm_metal.hub.gguf_header import BLOCKS, Tensor, damaged
 
 #: Weights that share a scale and a bias.
@@ -32,6 +35,7 @@ class GGUFFile:
         self.path = path
         header = gguf_header.read(path)
         self.metadata, self.tensors, self.paths = header.metadata, header.tensors, header.paths
+        self.description = conversions.description(self.paths)
         self._quantization = header.quantization
         self._check_tensors()
 
@@ -57,25 +61,29 @@ class GGUFFile:
 
         A quantized weight is packed in uint32 along its last axis, the bits that MLX's own layers expect.
         """
-        raw = np.memmap(tensor.path, np.uint8, mode="r", offset=tensor.offset, shape=(tensor.num_bytes,))
-        if tensor.type_name in _FLOAT_TYPES:
-            weight = mx.array(raw).view(_FLOAT_TYPES[tensor.type_name]).reshape(tensor.shape)
-            # Evaluated at once, so that the file's own bytes are not kept beside them.
-            mx.eval(weight)
-            return {"weight": weight}
-        block_weights, block_bytes = BLOCKS[tensor.type_name]
-        blocks = raw.reshape(-1, block_bytes)
-        step = _CHUNK_WEIGHTS // block_weights
-        chunks = [
-            _converted(tensor.type_name, blocks[start : start + step])
-            for start in range(0, len(blocks), step)
-        ]
+        with tensor.path.open("rb") as file:
+            file.seek(tensor.offset)
+            if tensor.type_name in _FLOAT_TYPES:
+                raw = _read(file, tensor, tensor.num_bytes)
+                weight = raw.view(_FLOAT_TYPES[tensor.type_name]).reshape(tensor.shape)
+                mx.eval(weight)
+                return {"weight": weight}
+            chunks = [_converted(tensor.type_name, blocks) for blocks in _blocks(file, tensor)]
         arrays = {
             name: mx.concatenate([chunk[name] for chunk in chunks]).reshape(*tensor.shape[:-1], -1)
             for name in chunks[0]
         }
         mx.eval(arrays)
         return arrays
+
+    def require_unchanged(self) -> None:
+        """Raise NotAModel unless the files on disk are those whose headers were read."""
+        with suppress(OSError):
+            if conversions.description(self.paths) == self.description:
+                return
+        raise NotAModel(
+            f"`{self.path}` was changed while it was read", hint="load it again once it is written"
+        )
 
     def _check_tensors(self) -> None:
         tensors = self.tensors.values()
@@ -102,9 +110,26 @@ def _held_bytes(tensor: Tensor) -> int:
     return tensor.num_weights // GROUP_SIZE * group_bytes
 
 
-def _converted(type_name: str, raw: np.ndarray) -> dict[str, mx.array]:
+def _blocks(file: BinaryIO, tensor: Tensor) -> Iterator[mx.array]:
+    """uint8 [N, bytes of a block], from where the file stands."""
+    block_weights, block_bytes = BLOCKS[tensor.type_name]
+    num_blocks, step = tensor.num_weights // block_weights, _CHUNK_WEIGHTS // block_weights
+    for start in range(0, num_blocks, step):
+        count = min(step, num_blocks - start)
+        yield _read(file, tensor, count * block_bytes).reshape(count, block_bytes)
+
+
+def _read(file: BinaryIO, tensor: Tensor, num_bytes: int) -> mx.array:
+    # Never mapped: to read from a map of a file that is cut off meanwhile is the end of the process.
+    raw = np.fromfile(file, np.uint8, num_bytes)
+    if len(raw) < num_bytes:
+        raise damaged(tensor.path, "it was cut off while it was read")
+    return mx.array(raw)
+
+
+def _converted(type_name: str, blocks: mx.array) -> dict[str, mx.array]:
     block_type = BLOCK_TYPES[type_name]
-    groups = block_type.decode(mx.array(raw))
+    groups = block_type.decode(blocks)
     if not block_type.is_exact:
         groups = _requantized(groups, block_type.bits)
     arrays = {

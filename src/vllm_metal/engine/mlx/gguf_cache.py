@@ -30,7 +30,7 @@ def load(file: GGUFFile) -> dict[str, mx.array] | None:
     except (OSError, RuntimeError, NotAModel) as exc:
         logger.warning("`%s` cannot be read, and `%s` is converted again: %s", kept, file.path, exc)
         return None
-    return weights if metadata == conversions.description(file.paths) else None
+    return weights if metadata == file.description else None
 
 
 def store(file: GGUFFile, weights: dict[str, mx.array]) -> None:
@@ -49,7 +49,7 @@ def store(file: GGUFFile, weights: dict[str, mx.array]) -> None:
                 format_bytes(needed),
             )
             return
-        mx.save_safetensors(str(partial), weights, metadata=conversions.description(file.paths))
+        mx.save_safetensors(str(partial), weights, metadata=file.description)
         with partial.open("rb") as written:
             os.fsync(written.fileno())
         partial.replace(kept)

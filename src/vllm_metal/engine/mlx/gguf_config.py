@@ -11,10 +11,13 @@ import numpy as np
 
 from vllm_metal.engine.mlx.gguf import GGUFFile
 from vllm_metal.errors import NotAModel, UnsupportedModel
+from vllm_metal.hub.gguf_header import damaged
 
 #: Tensors of which the config tells all that the model needs.
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
+# Of layers, of rows, of tokens: what MLX can count.
+_MAX_COUNT = 2**31 - 1
 _LLAMA3_FACTORS, _LONG_FACTORS, _SHORT_FACTORS = ROPE_TENSORS
 # Llama 3's scaling as all its releases set it; only the factor differs between them.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -30,26 +33,41 @@ class _Metadata:
     def get(self, key: str, default: Any = None) -> Any:
         return self.file.metadata.get(self._prefix + key, default)
 
-    def number(self, key: str, default: float | None = None) -> Any:
+    def count(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """Raises NotAModel where there is none, UnsupportedModel where each layer has its own."""
+        value = self._of_all_layers(key, default)
+        if type(value) is not int or not minimum <= value <= _MAX_COUNT:
+            raise self._unusable(key, "a whole number", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive one that float32 can hold. Raises as `count` does."""
+        value = self._of_all_layers(key, default)
+        if type(value) not in (int, float) or not 2.0**-126 <= value < 2.0**128:
+            raise self._unusable(key, "a number", value)
+        return float(value)
+
+    def _of_all_layers(self, key: str, default: float | None) -> Any:
         value = self.get(key, default)
         if isinstance(value, list):
             raise UnsupportedModel(
                 f"the layers of `{self.file.path}` differ in `{self._prefix}{key}`, which is not supported",
                 hint="use an MLX version of the model",
             )
-        if not isinstance(value, (int, float)) or (default is None and value <= 0):
-            raise NotAModel(f"`{self.file.path}` lacks a number for `{self._prefix}{key}`")
         return value
+
+    def _unusable(self, key: str, what: str, value: object) -> NotAModel:
+        problem = "lacks" if value is None else f"has {str(value)[:40]!r} in place of"
+        return NotAModel(f"`{self.file.path}` {problem} {what} for `{self._prefix}{key}`")
 
     @property
     def head_dim(self) -> int:
-        whole = self.number("embedding_length") // self.number("attention.head_count")
-        return int(self.number("attention.key_length", whole))
+        whole = self.count("embedding_length") // self.count("attention.head_count")
+        return self.count("attention.key_length", whole)
 
     @property
     def rotated_dim(self) -> int:
-        return int(self.number("rope.dimension_count", self.head_dim))
+        return self.count("rope.dimension_count", self.head_dim)
 
 
 def _nothing_else(metadata: _Metadata) -> dict[str, Any]:
@@ -58,9 +76,9 @@ def _nothing_else(metadata: _Metadata) -> dict[str, Any]:
 
 def _qwen3_moe(metadata: _Metadata) -> dict[str, Any]:
     return {
-        "num_experts": metadata.number("expert_count"),
-        "num_experts_per_tok": metadata.number("expert_used_count"),
-        "moe_intermediate_size": metadata.number("expert_feed_forward_length"),
+        "num_experts": metadata.count("expert_count"),
+        "num_experts_per_tok": metadata.count("expert_used_count"),
+        "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
@@ -78,29 +96,29 @@ def _gemma2(metadata: _Metadata) -> dict[str, Any]:
 def _gemma3(metadata: _Metadata) -> dict[str, Any]:
     if metadata.get("final_logit_softcapping"):
         raise UnsupportedModel(f"`{metadata.file.path}` caps its logits, which is not supported for Gemma 3")
-    window = metadata.number("attention.sliding_window", 0)
+    window = metadata.count("attention.sliding_window", 0, minimum=0)
     return {
         "query_pre_attn_scalar": _query_scalar(metadata, layers_of_27b=62),
         "sliding_window": window,
         "sliding_window_pattern": _sliding_window_pattern(metadata) if window else 1,
         "rope_theta": metadata.number("rope.freq_base", 1_000_000.0),
         "rope_local_base_freq": metadata.number("rope.freq_base_swa", 10_000.0),
-        "max_position_embeddings": metadata.number("context_length"),
+        "max_position_embeddings": metadata.count("context_length"),
     }
 
 
 def _query_scalar(metadata: _Metadata, *, layers_of_27b: int) -> int:
     """What the files leave out: only the largest of each family does not scale by the size of its heads."""
-    if metadata.number("block_count") == layers_of_27b:
-        return int(metadata.number("embedding_length") // metadata.number("attention.head_count"))
+    if metadata.count("block_count") == layers_of_27b:
+        return metadata.count("embedding_length") // metadata.count("attention.head_count")
     return metadata.head_dim
 
 
 def _sliding_window_pattern(metadata: _Metadata) -> int:
     """Every so many layers one sees all tokens."""
     pattern = metadata.get("attention.sliding_window_pattern", 6)
-    if isinstance(pattern, int):
-        return pattern
+    if not isinstance(pattern, list):
+        return metadata.count("attention.sliding_window_pattern", 6)
     period = pattern.index(False) + 1 if False in pattern else len(pattern) + 1
     if pattern != [bool((layer + 1) % period) for layer in range(len(pattern))]:
         raise UnsupportedModel(f"the sliding windows of `{metadata.file.path}` follow no known pattern")
@@ -111,7 +129,7 @@ def _phi3(metadata: _Metadata) -> dict[str, Any]:
     config = {
         "partial_rotary_factor": metadata.rotated_dim / metadata.head_dim,
         # Its windows are left out by all engines; the class has none.
-        "max_position_embeddings": metadata.number("context_length"),
+        "max_position_embeddings": metadata.count("context_length"),
     }
     tensors = metadata.file.tensors
     if _LONG_FACTORS not in tensors or _SHORT_FACTORS not in tensors:
@@ -122,7 +140,7 @@ def _phi3(metadata: _Metadata) -> dict[str, Any]:
     }
     return config | {
         "rope_scaling": {"type": "longrope", **factors},
-        "original_max_position_embeddings": metadata.number("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": metadata.count("rope.scaling.original_context_length"),
     }
 
 
@@ -156,7 +174,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     if "token_embd.weight" not in file.tensors:
         raise NotAModel(f"`{file.path}` holds no language model: `token_embd.weight` is missing")
     metadata, family = _Metadata(file, architecture), _FAMILIES[architecture]
-    if metadata.get("expert_count", 0) > 0 and family.settings is not _qwen3_moe:
+    if metadata.count("expert_count", 0, minimum=0) and family.settings is not _qwen3_moe:
         raise UnsupportedModel(
             f"mixtures of experts of the architecture `{architecture}` are not supported in GGUF files",
             hint="use an MLX version of the model",
@@ -185,18 +203,19 @@ def check_architecture(architecture: str) -> None:
 def _settings(metadata: _Metadata, family: _Family) -> dict[str, Any]:
     """What the classes of all families read."""
     tensors = metadata.file.tensors
-    num_heads = metadata.number("attention.head_count")
-    context_length = metadata.number("context_length")
-    if window := metadata.number("attention.sliding_window", 0):
+    num_heads, num_layers = metadata.count("attention.head_count"), metadata.count("block_count")
+    _check_size(metadata, num_layers)
+    context_length = metadata.count("context_length")
+    if window := metadata.count("attention.sliding_window", 0, minimum=0):
         # Within the window a sliding-window layer is a full one, which is all that most classes offer.
         context_length = min(context_length, window)
     return {
         "model_type": family.model_type,
-        "hidden_size": metadata.number("embedding_length"),
-        "num_hidden_layers": metadata.number("block_count"),
-        "intermediate_size": metadata.number("feed_forward_length"),
+        "hidden_size": metadata.count("embedding_length"),
+        "num_hidden_layers": num_layers,
+        "intermediate_size": metadata.count("feed_forward_length"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": metadata.number("attention.head_count_kv", num_heads),
+        "num_key_value_heads": metadata.count("attention.head_count_kv", num_heads),
         "head_dim": metadata.head_dim,
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "vocab_size": tensors["token_embd.weight"].shape[0],
@@ -209,6 +228,18 @@ def _settings(metadata: _Metadata, family: _Family) -> dict[str, Any]:
     }
 
 
+def _check_size(metadata: _Metadata, num_layers: int) -> None:
+    """Before a model of that many layers is made, and a token looked up that it has not."""
+    file = metadata.file
+    held = len({name.split(".")[1] for name in file.tensors if name.startswith("blk.")})
+    if held != num_layers:
+        raise damaged(file.path, f"it holds {held} of {num_layers} layers")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    num_rows = file.tensors["token_embd.weight"].shape[0]
+    if isinstance(tokens, list) and len(tokens) > num_rows:
+        raise damaged(file.path, f"it holds {num_rows} embeddings of {len(tokens)} tokens")
+
+
 def _dtype(types: set[str], family: _Family) -> str:
     """What the matrices are kept in; the norms are float32 in every file."""
     if types == {"F32"}:
@@ -219,22 +250,23 @@ def _dtype(types: set[str], family: _Family) -> str:
 def _rope_scaling(metadata: _Metadata, family: _Family) -> dict[str, str | float] | None:
     if _LLAMA3_FACTORS in metadata.file.tensors:
         return _llama3_scaling(metadata)
-    factor = metadata.get("rope.scaling.factor")
-    kind = metadata.get("rope.scaling.type", "linear" if factor else "none")
-    if kind == "none" or (kind == "linear" and factor == 1):
+    kind, factor = metadata.get("rope.scaling.type", "linear"), metadata.get("rope.scaling.factor")
+    # By 0 is how writers say that there is none.
+    if kind == "none" or (kind == "linear" and factor in (None, 0, 1)):
         return None
-    if kind not in family.scalings or factor is None:
+    if kind not in family.scalings:
         raise UnsupportedModel(
             f"rope scaling `{kind}` is not supported in GGUF files", hint="use an MLX version of the model"
         )
     names = {
-        "factor": "factor",
         "original_context_length": "original_max_position_embeddings",
         "yarn_beta_fast": "beta_fast",
         "yarn_beta_slow": "beta_slow",
     }
-    settings = {name: metadata.get(f"rope.scaling.{key}") for key, name in names.items()}
-    return {"rope_type": kind} | {name: value for name, value in settings.items() if value is not None}
+    named = {name: key for key, name in names.items() if metadata.get(f"rope.scaling.{key}") is not None}
+    return {"rope_type": kind, "factor": metadata.number("rope.scaling.factor")} | {
+        name: metadata.number(f"rope.scaling.{key}") for name, key in named.items()
+    }
 
 
 def _llama3_scaling(metadata: _Metadata) -> dict[str, str | float]:

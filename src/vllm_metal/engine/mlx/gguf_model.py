@@ -58,13 +58,22 @@ _TENSOR_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<module>\w+)\.(?P<param
 def load_model(file: GGUFFile) -> tuple[nn.Module, dict[str, Any]]:
     """The model and its config. Raises as `read_config` does."""
     config = read_config(file)
+    if (kept := gguf_cache.load(file)) is not None:
+        try:
+            return _model(config, kept), config
+        # mlx-lm raises whatever it stumbles over.
+        except Exception as exc:
+            logger.warning("what was kept of `%s` does not fit; it is converted again: %s", file.path, exc)
+    logger.info("converting `%s` for MLX, %s", file.path, file.quantization)
+    weights = _weights(file, config)
+    file.require_unchanged()
+    gguf_cache.store(file, weights)
+    return _model(config, weights), config
+
+
+def _model(config: dict[str, Any], weights: dict[str, mx.array]) -> nn.Module:
     implementation = import_module(f"mlx_lm.models.{config['model_type']}")
-    model = implementation.Model(implementation.ModelArgs.from_dict(config))
-    weights = gguf_cache.load(file)
-    if weights is None:
-        logger.info("converting `%s` for MLX, %s", file.path, file.quantization)
-        weights = _weights(file, config)
-        gguf_cache.store(file, weights)
+    model: nn.Module = implementation.Model(implementation.ModelArgs.from_dict(config))
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
 
@@ -77,7 +86,7 @@ def load_model(file: GGUFFile) -> tuple[nn.Module, dict[str, Any]]:
     nn.quantize(model, class_predicate=quantization)
     model.eval()
     model.load_weights(list(weights.items()), strict=True)
-    return model, config
+    return model
 
 
 def _weights(file: GGUFFile, config: dict[str, Any]) -> dict[str, mx.array]:

@@ -12,6 +12,7 @@ from vllm_metal.engine.mlx.gguf import GGUFFile
 from vllm_metal.engine.mlx.gguf_pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.errors import NotAModel, UnsupportedModel
+from vllm_metal.hub.gguf_header import damaged
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _END_TOKEN_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
@@ -42,7 +43,7 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
         _add_tokens(backend, settings)
         _set_template_processor(backend, settings, adds_bos=kind == "llama" or settings["pre"] in WHOLE_WORDS)
         special_tokens = {
-            name: settings["tokens"][settings[key]]
+            name: _token(settings, settings[key])
             for name, key in {
                 "bos_token": "bos_token_id",
                 "eos_token": "eos_token_id",
@@ -51,10 +52,11 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
             }.items()
             if key in settings
         }
+        own_template = file.metadata.get("tokenizer.chat_template")
+        if not isinstance(own_template, str | None):
+            raise TypeError("its chat template is not a text")
         renderer = PreTrainedTokenizerFast(
-            tokenizer_object=backend,
-            chat_template=file.metadata.get("tokenizer.chat_template"),
-            **special_tokens,
+            tokenizer_object=backend, chat_template=own_template, **special_tokens
         )
     except UnsupportedModel:
         raise
@@ -65,19 +67,19 @@ def load_tokenizer(file: GGUFFile, *, chat_template: str | None = None) -> Token
 
 
 def end_token_ids(file: GGUFFile) -> frozenset[int]:
-    """Ids that end an answer: of the text, of a turn, of a message."""
-    named = {file.metadata[key] for key in _END_TOKEN_KEYS if key in file.metadata}
-    kinds = zip(
-        file.metadata.get("tokenizer.ggml.tokens", []),
-        file.metadata.get("tokenizer.ggml.token_type", []),
-        strict=False,
-    )
-    ends_of_turns = {
+    """Ids that end an answer: of the text, of a turn, of a message. Raises NotAModel for one of no token."""
+    tokens = file.metadata.get("tokenizer.ggml.tokens", [])
+    named = [file.metadata[key] for key in _END_TOKEN_KEYS if key in file.metadata]
+    for token_id in named:
+        if type(token_id) is not int or not 0 <= token_id < len(tokens):
+            raise damaged(file.path, f"it has no token {token_id!r}, which would end answers")
+    kinds = zip(tokens, file.metadata.get("tokenizer.ggml.token_type", []), strict=False)
+    ends_of_turns = frozenset(
         token_id
         for token_id, (token, kind) in enumerate(kinds)
         if kind in (_CONTROL, _USER_DEFINED) and token in _ENDS_OF_TURNS
-    }
-    return frozenset(named | ends_of_turns)
+    )
+    return ends_of_turns.union(named)
 
 
 def _byte_level(settings: dict[str, Any]) -> BackendTokenizer:
@@ -100,7 +102,7 @@ def _byte_level(settings: dict[str, Any]) -> BackendTokenizer:
 
 def _sentencepiece(settings: dict[str, Any]) -> BackendTokenizer:
     vocabulary = _vocabulary(settings)
-    unknown = settings["tokens"][settings.get("unknown_token_id", 0)]
+    unknown = _token(settings, settings.get("unknown_token_id", 0))
     backend = BackendTokenizer(
         models.BPE(
             vocab=vocabulary,
@@ -136,6 +138,12 @@ def _vocabulary(settings: dict[str, Any]) -> dict[str, int]:
     return {token: token_id for token_id, token in enumerate(settings["tokens"])}
 
 
+def _token(settings: dict[str, Any], token_id: int) -> str:
+    if token_id < 0:
+        raise IndexError(f"it has no token {token_id}")
+    return str(settings["tokens"][token_id])
+
+
 def _add_tokens(backend: BackendTokenizer, settings: dict[str, Any]) -> None:
     kinds = list(zip(settings["tokens"], settings.get("token_type", []), strict=False))
     # At once: each call goes through all that were added before.
@@ -154,12 +162,12 @@ def _add_tokens(backend: BackendTokenizer, settings: dict[str, Any]) -> None:
 def _set_template_processor(backend: BackendTokenizer, settings: dict[str, Any], *, adds_bos: bool) -> None:
     template, special_tokens = ["$A"], []
     if settings.get("add_bos_token", adds_bos) and "bos_token_id" in settings:
-        bos = settings["bos_token_id"]
-        template.insert(0, settings["tokens"][bos])
-        special_tokens.append((settings["tokens"][bos], bos))
+        bos = _token(settings, settings["bos_token_id"])
+        template.insert(0, bos)
+        special_tokens.append((bos, settings["bos_token_id"]))
     if settings.get("add_eos_token", False):
-        eos = settings["eos_token_id"]
-        template.append(settings["tokens"][eos])
-        special_tokens.append((settings["tokens"][eos], eos))
+        eos = _token(settings, settings["eos_token_id"])
+        template.append(eos)
+        special_tokens.append((eos, settings["eos_token_id"]))
     if special_tokens:
         backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special_tokens)

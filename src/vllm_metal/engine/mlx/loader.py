@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import mlx.nn as nn
 from mlx.utils import tree_flatten
@@ -18,7 +18,7 @@ from vllm_metal.engine.mlx import chat_template as chat_templates
 from vllm_metal.engine.mlx.open_files import kept_open_files_limit
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.errors import InvalidRequest, NotAModel, UnsupportedModel
+from vllm_metal.errors import InvalidRequest, MetalError, NotAModel, UnsupportedModel
 from vllm_metal.hub import store
 from vllm_metal.hub.model_config import context_length, quantization_name
 
@@ -26,6 +26,9 @@ with kept_open_files_limit():
     import mlx_lm.utils as mlx_lm_utils
 
     from vllm_metal.engine.mlx import adapted_layers, adapters, gguf_model, gguf_tokenizer, precision
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,16 @@ def load(
     `adapter_folders`, counted from 1. Raises NotAModel where files are missing or damaged, UnsupportedModel
     where this version cannot run them or an adapter does not fit, ConfigError for a bad template.
     """
+    return fenced(path, _load, path, dtype, tokenizer_path, chat_template, adapter_folders)
+
+
+def _load(
+    path: Path,
+    dtype: str,
+    tokenizer_path: Path | None,
+    chat_template: str,
+    adapter_folders: Sequence[Path],
+) -> LoadedModel:
     file = None
     requested_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
     if path.is_dir():
@@ -70,7 +83,7 @@ def load(
         default_dtype = None
     elif path.is_file():
         file = gguf.GGUFFile(path)
-        model, config = fenced(path, gguf_model.load_model, file)
+        model, config = gguf_model.load_model(file)
         quantization, generation_config = file.quantization, {}
         eos_token_ids = gguf_tokenizer.end_token_ids(file)
         default_dtype = precision.DTYPES[config["dtype"]]
@@ -78,10 +91,10 @@ def load(
         raise NotAModel(f"`{path}` does not exist")
 
     tokenizer = load_tokenizer(path if file is None else file, eos_token_ids, tokenizer_path, chat_template)
-    fenced(path, precision.set_precision, model, requested_dtype, default=default_dtype)
+    precision.set_precision(model, requested_dtype, default=default_dtype)
     compute_dtype = precision.compute_dtype(model)
     if adapter_folders:
-        fenced(path, adapted_layers.install, model, adapter_folders, precision.DTYPES[compute_dtype])
+        adapted_layers.install(model, adapter_folders, precision.DTYPES[compute_dtype])
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -158,11 +171,11 @@ def _is_mlx_lm_model(module: str) -> bool:
     return module.isidentifier() and importlib.util.find_spec(f"mlx_lm.models.{module}") is not None
 
 
-def fenced(path: Path, action: Any, *arguments: Any, **options: Any) -> Any:
-    """Call into model code, whose every failure means that this model cannot be run."""
+def fenced(path: Path, action: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Do what reads a model's files, where every failure means that this model cannot be run."""
     try:
         return action(*arguments, **options)
-    except (NotAModel, UnsupportedModel):
+    except MetalError:
         raise
     except Exception as exc:
         _refuse(f"`{path}` cannot be loaded", exc)

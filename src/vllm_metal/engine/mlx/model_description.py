@@ -28,6 +28,10 @@ class ModelDescription:
 
 def describe(path: Path, models: ModelsConfig) -> ModelDescription:
     """`models` may name another tokenizer, template or format. Raises as loading does."""
+    return loader.fenced(path, _describe, path, models)
+
+
+def _describe(path: Path, models: ModelsConfig) -> ModelDescription:
     source: Path | gguf.GGUFFile
     if path.is_dir():
         source, config = path, store.read_json(path / "config.json")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from vllm_metal.errors import NotAModel
+from vllm_metal.hub import safetensors_header
 from vllm_metal.hub.store import FETCH_AGAIN, WEIGHTS
 
 
@@ -17,16 +17,11 @@ def check_files(folder: Path) -> None:
 
 def check_file(path: Path) -> None:
     """Raise NotAModel if it is truncated or damaged."""
-    size = path.stat().st_size
     try:
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if 8 + header_bytes > size:
-                raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(header_bytes))
+        header, data_offset = safetensors_header.read(path)
         ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        missing_bytes = 8 + header_bytes + max(ends, default=0) - size
+        missing_bytes = data_offset + max(ends, default=0) - path.stat().st_size
         if missing_bytes > 0:
             raise ValueError(f"its last {missing_bytes} bytes are missing")
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as exc:
+    except (ValueError, KeyError, TypeError, IndexError) as exc:
         raise NotAModel(f"`{path}` is damaged: {exc}", hint=FETCH_AGAIN) from exc
