@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-Messages = list[dict[str, Any]]
+from vllm_metal.engine.mlx.template_messages import Messages
 
 _PROBES = ("first probe", "second probe")
 

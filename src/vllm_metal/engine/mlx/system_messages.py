@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Messages = list[dict[str, Any]]
+from vllm_metal.engine.mlx.template_messages import Messages, joined, text_of
 
 _PROBES = tuple(f"{number} probe" for number in ("first", "second", "third", "fourth", "fifth"))
 
@@ -28,7 +28,7 @@ class SystemMessages(NamedTuple):
             is_leading = not turns or (len(turns) == 1 and turns[0][0]["role"] == "system")
             becomes_said = message["role"] == "system" and not (self.first if is_leading else self.later)
             if becomes_said:
-                message = {"role": "user", "content": f"<system>\n{_text(message)}\n</system>"}
+                message = {"role": "user", "content": f"<system>\n{text_of(message)}\n</system>"}
             # Templates that know no second system message often want user and assistant to alternate.
             joins = (
                 bool(turns)
@@ -40,18 +40,7 @@ class SystemMessages(NamedTuple):
             else:
                 turns.append([message])
             is_said = becomes_said or (joins and is_said)
-        return [_joined(turn) for turn in turns]
-
-
-def _joined(turn: Messages) -> dict[str, Any]:
-    if len(turn) == 1:
-        return turn[0]
-    return turn[0] | {"content": "\n\n".join(map(_text, turn))}
-
-
-def _text(message: dict[str, Any]) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "\n\n".join(part["text"] for part in content)
+        return [joined(turn) for turn in turns]
 
 
 def detect(render: Callable[[Messages], str]) -> SystemMessages:

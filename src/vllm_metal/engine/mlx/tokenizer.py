@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from vllm_metal.api.chat import RENDERING_PARAMETERS
-from vllm_metal.engine.mlx import content_format, request_template, system_messages
+from vllm_metal.engine.mlx import agent_turns, content_format, request_template, system_messages
 from vllm_metal.engine.mlx.detokenizer import Detokenizer, TokenBytes
 from vllm_metal.engine.mlx.fill_in_middle import END_TOKENS, FillInMiddle
 from vllm_metal.errors import InvalidRequest, PromptTooLong
@@ -155,8 +155,12 @@ class Tokenizer:
         )
 
     def _render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+        adapted = self._agent_turns.adapt(self._system_messages.adapt(messages))
+        return self._render_as_they_are(adapted, **variables)
+
+    def _render_as_they_are(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         text: str = self.template_renderer.apply_chat_template(
-            self._content_format.adapt(self._system_messages.adapt(messages)), tokenize=False, **variables
+            self._content_format.adapt(messages), tokenize=False, **variables
         )
         return text
 
@@ -174,12 +178,11 @@ class Tokenizer:
 
     @cached_property
     def _system_messages(self) -> system_messages.SystemMessages:
-        def render(messages: list[dict[str, Any]]) -> str:
-            adapted = self._content_format.adapt(messages)
-            text: str = self.template_renderer.apply_chat_template(adapted, tokenize=False)
-            return text
+        return system_messages.detect(self._render_as_they_are)
 
-        return system_messages.detect(render)
+    @cached_property
+    def _agent_turns(self) -> agent_turns.AgentTurns:
+        return agent_turns.detect(self._render_as_they_are)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, special ones left out or by name."""
