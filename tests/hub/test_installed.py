@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from pathlib import Path
@@ -270,3 +271,23 @@ def test_what_a_link_leads_to_is_never_removed(home: Path, models_dir: Path) -> 
     assert (elsewhere / "config.json").exists()
     assert (home / "elsewhere" / "x.gguf").exists()
     assert named(models_dir).keys() == {"~/models/x.gguf"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_scaling": {"type": "yarn", "factor": math.inf}},
+        {"rope_scaling": {"type": "yarn", "factor": math.nan}},
+        {"rope_scaling": [1]},
+        {"quantization": 5},
+        {"text_config": [1]},
+        {"model_type": ["llama"], "architectures": 5},
+    ],
+)
+def test_a_config_that_holds_anything_hides_no_model(changes: dict[str, Any], models_dir: Path) -> None:
+    write(models_dir / "odd", mlx(**changes))
+    write(models_dir / "whole", mlx())
+    assert [path.name for path in sorted(model.path for model in installed_models(models_dir))] == [
+        "odd",
+        "whole",
+    ]

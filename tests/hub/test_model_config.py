@@ -14,6 +14,8 @@ from vllm_metal.hub.model_config import context_length
         ({"n_positions": 1024}, 1024),
         ({"text_config": {"max_position_embeddings": 8192}}, 8192),
         ({}, 4096),
+        ({"max_position_embeddings": -1, "n_positions": True, "seq_length": 512}, 512),
+        ({"max_position_embeddings": 0}, 4096),
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
         (
             {

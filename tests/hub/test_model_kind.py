@@ -39,6 +39,7 @@ def folder(path: Path, config: object, modules: object = None) -> Path:
         ("embedded-systems-7b", {"model_type": "qwen3"}, None, "generate"),
         ("a", {"architectures": None}, {"no": "list"}, "generate"),
         ("a", ["no object"], ["no object"], "generate"),
+        ("a", {"model_type": ["bert"]}, None, "generate"),
     ],
 )
 def test_a_folder_tells_what_its_model_is_for(name, config, modules, kind, tmp_path):

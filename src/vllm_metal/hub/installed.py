@@ -43,6 +43,13 @@ def installed_models(models_dir: Path) -> list[InstalledModel]:
     return sorted(found, key=lambda model: (model.origin, model.name.lower()))
 
 
+def told_context_length(path: Path) -> int | None:
+    """By the headers of a folder or a GGUF file, installed or not."""
+    with suppress(MetalError, OSError):
+        return _read_headers(path)[1]
+    return None
+
+
 def _in_shared_cache() -> Iterator[InstalledModel]:
     for repo in shared_cache.models():
         for snapshot, revision in shared_cache.snapshots(repo).items():
@@ -78,7 +85,7 @@ def _model(name: str, path: Path, origin: Origin, files: list[Path]) -> Iterator
     """One or none."""
     with suppress(MetalError, OSError):
         store.inspect(path)
-        told_format, told_length = _read_config(path) if path.is_dir() else _read_header(path)
+        told_format, told_length = _read_headers(path)
         yield InstalledModel(
             name=name,
             path=path,
@@ -91,10 +98,14 @@ def _model(name: str, path: Path, origin: Origin, files: list[Path]) -> Iterator
         )
 
 
+def _read_headers(path: Path) -> tuple[str | None, int | None]:
+    return _read_config(path) if path.is_dir() else _read_header(path)
+
+
 def _read_config(path: Path) -> tuple[str | None, int | None]:
     config = store.read_json(path / "config.json")
-    # A config may hold anything under any name.
-    with suppress(TypeError, ValueError, AttributeError, KeyError):
+    # A config may hold anything under any name, and one that does must not hide other models.
+    with suppress(TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
         return number_format(config), context_length(config)
     return None, None
 

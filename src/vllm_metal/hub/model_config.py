@@ -18,10 +18,10 @@ _CONTEXT_LENGTH_KEYS = (
 def context_length(config: dict[str, Any]) -> int:
     """Tokens that the model's positions reach, with the stretch of its rope scaling."""
     text_config = config | (config.get("text_config") or {})
-    lengths = [text_config[key] for key in _CONTEXT_LENGTH_KEYS if isinstance(text_config.get(key), int)]
-    if not lengths:
+    lengths = [text_config.get(key) for key in _CONTEXT_LENGTH_KEYS]
+    length = next((each for each in lengths if isinstance(each, int) and each > 1), None)
+    if length is None:
         return _FALLBACK_CONTEXT_LENGTH
-    length: int = lengths[0]
     scaling = text_config.get("rope_scaling") or text_config.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type"))
     # The other kinds, and Gemma 3 with its linear one, already count the stretch in.

@@ -46,7 +46,7 @@ def model_kind(path: Path) -> ModelKind:
         return ModelKind.SCORE
     if "Pooling" in parts:
         return ModelKind.EMBED
-    if config.get("model_type") in _ENCODERS:
+    if str(config.get("model_type")) in _ENCODERS:
         return ModelKind.EMBED
     # A conversion often keeps nothing but the name to tell it from a chat model. In the hub's cache that is
     # the name of the folder of all snapshots.
@@ -71,5 +71,5 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

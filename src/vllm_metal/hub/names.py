@@ -85,10 +85,8 @@ def parse_source(text: str, aliases: Mapping[str, str] = MappingProxyType({})) -
     """
     text = text.strip()
     text = aliases.get(text, text)
-    if text in ALIASES:
-        return AliasSource(text)
-    if model := known_models().get(text):
-        return HubSource(model.repo)
+    if source := _short_name(text):
+        return source
     if path := other_tools.find(text):
         return PathSource(path, label=text)
     if path := _existing_path(text):
@@ -98,6 +96,14 @@ def parse_source(text: str, aliases: Mapping[str, str] = MappingProxyType({})) -
     if source := _hub_source(text):
         return source
     raise ModelNotFound(f"there is no model `{text}`", hint=_advice(text, aliases))
+
+
+def may_be_pulled(text: str, aliases: Mapping[str, str]) -> bool:
+    """Whether it looks like something that can be fetched. Unlike `parse_source` it looks at no path, so that
+    anybody may ask.
+    """
+    text = aliases.get(text, text)
+    return (_short_name(text) or _hub_source(text)) is not None
 
 
 def configured_source(models: ModelsConfig) -> Source:
@@ -125,6 +131,14 @@ def config_for(name: str, config: Config) -> Config:
 
 def _of_any_revision(source: Source) -> Source:
     return replace(source, revision=None) if isinstance(source, HubSource) else source
+
+
+def _short_name(text: str) -> AliasSource | HubSource | None:
+    if text in ALIASES:
+        return AliasSource(text)
+    if model := known_models().get(text):
+        return HubSource(model.repo)
+    return None
 
 
 def _existing_path(text: str) -> Path | None:
