@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import virtual_loop
 from vllm_metal import config
-from vllm_metal.engine.memory_budget import ModelNeed
+from vllm_metal.engine.memory_budget import ModelNeed, TooTight
 from vllm_metal.engine.outputs import EngineStats
 from vllm_metal.errors import (
     EngineUnavailable,
@@ -52,8 +53,7 @@ class Engine:
     is_there: bool = False
 
     def __post_init__(self) -> None:
-        self.failed, self.idle = asyncio.Event(), asyncio.Event()
-        self.idle.set()
+        self.failed = asyncio.Event()
 
     @property
     def num_streams(self) -> int:
@@ -138,11 +138,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Server:
     """A manager with model `a` as the default one, and what is asked of it."""
 
-    def __init__(self, folder: Path, loader: Loader, text: str = "", **options: Any) -> None:
+    def __init__(
+        self, folder: Path, loader: Loader, text: str = "", *, models_dir: Path | None = None, **options: Any
+    ) -> None:
         file = folder / f"{id(self)}.toml"
         file.write_text(
             f'[engine]\ngpu_memory_utilization = 1.0\n[models]\ndefault = "{folder / "a"}"\n'
-            f'dir = "{folder}"\n{text}'
+            f'dir = "{models_dir or folder}"\n{text}'
         )
         self.loader = loader
         self.manager = ModelManager(config.load(path=file, environ={}), loader=loader, **options)
@@ -169,14 +171,11 @@ class Server:
             assert engine.name == (name or "a")
             assert engine.is_there
             engine.num_users += 1
-            engine.idle.clear()
             try:
                 await asyncio.sleep(for_s)
                 assert engine.is_there
             finally:
                 engine.num_users -= 1
-                if not engine.num_users:
-                    engine.idle.set()
         return loop.time() - began
 
     def state(self, name: str) -> str:
@@ -519,11 +518,143 @@ def test_names(folder):
                 async with server.manager.acquire(name):
                     pass
             assert unfit.value.param == "model"
-        assert [listed.local.name for listed, _ in await server.manager.listed()] == ["b", "c", "d"]
+        assert [listed.local.name for listed, _ in await server.manager.listed()] == ["a", "b", "c", "d"]
         return server.loader
 
     text = f'[models.aliases]\nshort = "{folder / "b"}"\n'
     assert len(play(folder, Loader(), script, text).loads) == 2
+
+
+def test_models_come_to_the_disk_and_leave_it(folder, tmp_path):
+    async def script(server):
+        with pytest.raises(ModelNotFound):
+            await server.ask("new")
+        await asyncio.sleep(0.001)
+        shutil.copytree(folder / "b", tmp_path / "new")
+        await server.ask("new")
+        shutil.rmtree(tmp_path / "new")
+        await asyncio.sleep(5)
+        # Loaded, it serves all the same, and is told of.
+        await server.ask("new")
+        told = [(file, model.name) for file, model in await server.manager.listed() if model]
+        assert (None, "new") in told
+        await server.manager.unload("new")
+        with pytest.raises(ModelNotFound):
+            await server.ask("new")
+        assert "new" not in {model.name for _, model in await server.manager.listed() if model}
+
+    play(folder, Loader(device_bytes=4 * GB), script, models_dir=tmp_path)
+
+
+def test_how_long_requests_may_be_is_told_before_a_model_is_loaded(folder):
+    async def script(server):
+        files = {file.local.name: file for file, _ in await server.manager.listed()}
+        return {name: file.max_model_len for name, file in files.items()}
+
+    text = f'[models."{folder}/b"]\nmax_model_len = 64\n'
+    assert play(folder, Loader(), script, text) == {"a": 4096, "b": 64, "c": 4096, "d": 4096}
+
+
+def test_a_name_is_not_looked_for_among_paths(folder, monkeypatch):
+    def exists(path: Path) -> bool:
+        assert "secret" not in str(path)
+        return True
+
+    async def script(server):
+        monkeypatch.setattr(Path, "exists", exists)
+        for name in ("/secret/model", "secret/model", "~secret/model", "../secret", "x" * 10**6):
+            with pytest.raises(ModelNotFound):
+                await server.ask(name)
+
+    play(folder, Loader(), script)
+
+
+def test_one_model_by_many_names_is_loaded_once(folder):
+    async def script(server):
+        assert [model.name for model in server.manager.models] == ["a", "b"]
+        await asyncio.sleep(5)
+        for name in ("b", "first", "second", str(folder / "b")):
+            async with server.manager.acquire_a(Engine, name) as engine:
+                assert engine.name == "b"
+        return server.loader
+
+    text = f"""
+        [models.aliases]
+        first = "{folder}/b"
+        second = "{folder}/../{folder.name}/b"
+        other = "{folder}/a"
+        [models."first"]
+        preload = true
+        [models."second"]
+        preload = true
+        [models."other"]
+        preload = true
+    """
+    assert [name for _, name in play(folder, Loader(), script, text).loads] == ["a", "b"]
+
+
+def test_a_preload_that_cannot_be_is_told(folder, caplog):
+    async def script(server):
+        await server.ask("a")
+
+    play(folder, Loader(), script, f'[models."{folder}/gone"]\npreload = true\n')
+    assert f"`{folder}/gone` is not preloaded: `{folder}/gone` does not exist" in caplog.text
+
+
+def test_what_did_not_fit_beside_a_pinned_model_does_when_that_has_left(folder):
+    async def script(server):
+        await server.ask("a")
+        for _ in range(3):
+            with pytest.raises(InsufficientMemory, match="of which pinned models hold"):
+                await server.ask("b")
+        await server.manager.unload("a")
+        await server.ask("b")
+
+    play(folder, Loader(b=2 * GB), script, "pinned = true\n")
+
+
+def test_what_waits_no_more_is_measured_anew(folder):
+    async def script(server):
+        busy = [asyncio.create_task(server.ask(name, for_s=100.0)) for name in "ac"]
+        await asyncio.sleep(5)
+        with pytest.raises(EngineUnavailable):
+            await server.ask("b", deadline_s=5.0)
+        server.loader.sizes["b"] = 3 * GB
+        with pytest.raises(InsufficientMemory):
+            await server.ask("b")
+        await asyncio.gather(*busy)
+
+    play(folder, Loader(), script)
+
+
+def test_a_model_that_turns_out_to_need_more_has_others_give_way(folder):
+    class Underrated(Loader):
+        def took(self, engine: Engine) -> None:
+            super().took(engine)
+            left = self.device_bytes - sum(each.need.weight_bytes for each in self.engines)
+            if engine.name == "b" and left < step_bytes:
+                self.freed(engine)
+                raise TooTight("no memory is left", ModelNeed(weight_bytes=GB, step_bytes=step_bytes))
+
+    async def script(server):
+        await server.ask("a")
+        await server.ask("b")
+        assert server.loader.resident == {"b"}
+        assert server.loader.loads_of("b") == 2
+
+    async def hopeless(server):
+        await server.ask("a")
+        for _ in range(3):
+            with pytest.raises(InsufficientMemory, match="`b` needs 3.00 GB .* allows 2.00 GB") as told:
+                await server.ask("b")
+        assert "no value would do" in told.value.hint
+        # It was known before others had to go.
+        assert server.loader.resident == {"a"}
+
+    step_bytes = GB // 2
+    play(folder, Underrated(), script)
+    step_bytes = 2 * GB
+    play(folder, Underrated(), hopeless)
 
 
 def test_an_engine_that_fails_ends_the_server_and_tells_who_waits(folder):

@@ -27,6 +27,14 @@ class ModelNeed:
     full_kv_bytes: int = 0
 
 
+class TooTight(InsufficientMemory):
+    """Found while a model was loaded: by what it turns out to need, others may have to give way to it."""
+
+    def __init__(self, message: str, need: ModelNeed, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.need = need
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """`utilization` of `device_bytes`, as set by `engine.gpu_memory_utilization`."""

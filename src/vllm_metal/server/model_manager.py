@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine
-from vllm_metal.engine.memory_budget import MemoryBudget
+from vllm_metal.engine.memory_budget import MemoryBudget, TooTight
 from vllm_metal.errors import EngineError, EngineUnavailable, InvalidRequest, MetalError
 from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source, config_for, configured_source
 from vllm_metal.hub.progress import ShowProgress, silence
@@ -97,19 +97,28 @@ class ModelManager:
     def start(self) -> None:
         """Begin to fetch and load what is to be there from the start; requests may come at once."""
         for name in self._config.model_sections:
-            with suppress(MetalError):
-                config = config_for(name, self._config)
-                source = configured_source(config.models)
-                if config.models.preload and str(source) != str(self.default.source):
-                    model = self._new(_served_name(source), source, config)
-                    self._models.append(model)
-                    self._by_name |= dict.fromkeys((name, model.name), model)
+            if self._config.for_model(name).models.preload:
+                self._add_preloaded(name)
         for model in self._models:
             model.is_preloading = model.config.models.preload
         if not self.default.is_preloading:
             self._settled.set()
             self.ready.set()
         self._place()
+
+    def _add_preloaded(self, name: str) -> None:
+        try:
+            config = config_for(name, self._config)
+            source = configured_source(config.models)
+        except MetalError as exc:
+            logger.warning("`%s` is not preloaded: %s", name, in_words(exc))
+            return
+        model = next((each for each in self._models if each.source == source), None)
+        if model is None:
+            model = self._new(_served_name(source), source, config)
+            self._models.append(model)
+        for each in (name, model.name):
+            self._by_name.setdefault(each, model)
 
     def health(self) -> Health:
         """Of the server: whether requests are taken."""
@@ -143,11 +152,16 @@ class ModelManager:
     def engines(self) -> list[ServingEngine]:
         return [model.engine for model in self._models if model.phase == "loaded" and model.engine]
 
-    async def listed(self) -> list[tuple[ListedModel, ResidentModel | None]]:
-        """All others than the default model that requests may ask for."""
-        resident = {model.local.path: model for model in self._models if model.local}
-        found = [(each, resident.get(each.local.path)) for each in await self._directory.models()]
-        return [(each, model) for each, model in found if model is not self.default]
+    async def listed(self) -> list[tuple[ListedModel | None, ResidentModel | None]]:
+        """All that requests may ask for, the default model first: what its files tell, and its life here."""
+        found = [(each, self._known(each)) for each in await self._directory.models()]
+        on_disk = {model for _, model in found}
+        gone = [
+            (None, model)
+            for model in self._models
+            if model not in on_disk and (model is self.default or model.is_under_way)
+        ]
+        return sorted([*found, *gone], key=lambda each: each[1] is not self.default)
 
     @asynccontextmanager
     async def acquire(
@@ -212,12 +226,12 @@ class ModelManager:
         self._settled.set()
         for model in self._models:
             model.refuse(EngineUnavailable("the server is shutting down"))
-        if num_streams := sum(engine.num_streams for engine in self.engines):
-            logger.info("waiting for %d request%s to finish", num_streams, "" if num_streams == 1 else "s")
+        if num_users := sum(model.num_users for model in self._models):
+            logger.info("waiting for %d request%s to finish", num_users, "" if num_users == 1 else "s")
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    for engine in self.engines:
-                        await engine.idle.wait()
+                    for model in self._models:
+                        await model.unused.wait()
 
     async def close(self) -> None:
         """Stop fetching and loading, and free the engines."""
@@ -241,9 +255,7 @@ class ModelManager:
             return model
         found = await self._directory.find(self.adapters.get(name, name), self.served_names)
         self._require_open()
-        model = next(
-            (each for each in self._models if each.local and each.local.path == found.local.path), None
-        )
+        model = self._known(found)
         if model is None:
             config = self._config.for_model(found.local.name, synonyms=found.names)
             model = self._new(found.local.name, None, config)
@@ -251,6 +263,14 @@ class ModelManager:
             self._models.append(model)
         self._by_name[name] = model
         return model
+
+    def _known(self, listed: ListedModel) -> ResidentModel | None:
+        for model in self._models:
+            if model.local is not None and model.local.path == listed.local.path:
+                return model
+        # One that is to be fetched may turn out to be there.
+        called = (self._by_name.get(name) for name in listed.names)
+        return next((model for model in called if model and model.local is None), None)
 
     def _require_open(self) -> None:
         health = self.health()
@@ -277,6 +297,8 @@ class ModelManager:
         for model in self._models:
             if model.phase == "away" and model.is_wanted_now:
                 self._prepare(model)
+            elif model.phase == "ready" and not model.is_wanted_now:
+                model.forget()
             elif model.is_preloading and model.failure:
                 times.append(model.failure.retry_at)
         held = self._make_room(now, times)
@@ -337,7 +359,8 @@ class ModelManager:
             try:
                 engine = await model.load(self._loader, self._share_memory(model))
             except Exception as exc:
-                self._fail(model, exc)
+                if not (isinstance(exc, TooTight) and model.learn(exc.need)):
+                    self._fail(model, exc)
                 return
             self._watches[model] = asyncio.create_task(self._watch(engine))
             if model is self.default:
@@ -352,6 +375,9 @@ class ModelManager:
         async def unload() -> None:
             self._watches.pop(model).cancel()
             await model.unload()
+            if model.is_pinned:
+                for other in self._models:
+                    other.forgive()
 
         return self._move(model, "unloading", unload)
 
@@ -382,12 +408,15 @@ class ModelManager:
     def _share_memory(self, newcomer: ResidentModel | None = None) -> int:
         """Tell engines how much KV they may hold; returns how much the newcomer may take in all."""
         loaded = [model for model in self._models if model.phase == "loaded"]
-        models = [*loaded, newcomer] if newcomer else loaded
-        shares = self._budget.kv_shares(needs(models))
-        for model, share in zip(models, shares, strict=True):
+        all_needs = needs([*loaded, newcomer] if newcomer else loaded)
+        shares = self._budget.kv_shares(all_needs)
+        for model, share in zip(loaded, shares, strict=False):
             if model.engine is not None:
                 model.engine.set_kv_budget(share)
-        return shares[-1] + needs(models)[-1].weight_bytes if models else 0
+        if newcomer is None:
+            return 0
+        # Only one steps at a time, so what is kept for the largest step is for its steps, too.
+        return shares[-1] + all_needs[-1].weight_bytes + max(need.step_bytes for need in all_needs)
 
     async def _watch(self, engine: ServingEngine) -> None:
         """An engine that can serve no more ends the process: whatever is wrong may be wrong for all."""

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from vllm_metal.api.models import Model, ModelList
 from vllm_metal.errors import ModelNotFound
-from vllm_metal.hub.model_kind import model_kind
 from vllm_metal.server import bodies
 from vllm_metal.server.keys import MANAGER
+from vllm_metal.server.model_directory import ListedModel
 from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.server.resident_model import ResidentModel
 
@@ -38,20 +38,25 @@ async def _models(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset
 
 
 async def _without_adapters(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset[str]]]:
-    default = manager.default
-    kind = model_kind(default.local.path) if default.local else None
-    for name in manager.served_names:
-        told = Model(name, manager.created, max_model_len=_length(default), kind=kind, state=default.state)
-        yield told, frozenset({name})
     for listed, resident in await manager.listed():
-        told = Model(
-            listed.local.name, manager.created, max_model_len=listed.context_length, kind=listed.kind
-        )
-        if resident is not None:
-            told.state = resident.state
-            told.max_model_len = _length(resident) or told.max_model_len
-        yield told, listed.names
+        if resident is manager.default:
+            for name in manager.served_names:
+                yield _told(name, manager, listed, resident), frozenset({name})
+        elif listed is not None:
+            yield _told(listed.local.name, manager, listed, resident), listed.names
+        elif resident is not None:
+            # Its files have gone since it was loaded.
+            yield _told(resident.name, manager, listed, resident), frozenset({resident.name})
 
 
-def _length(model: ResidentModel) -> int | None:
-    return model.engine.max_model_len if model.phase == "loaded" and model.engine else None
+def _told(
+    name: str, manager: ModelManager, listed: ListedModel | None, resident: ResidentModel | None
+) -> Model:
+    told = Model(name, manager.created)
+    if listed is not None:
+        told.max_model_len, told.kind = listed.max_model_len, listed.kind
+    if resident is not None:
+        told.state = resident.state
+        if resident.phase == "loaded" and resident.engine is not None:
+            told.max_model_len = resident.engine.max_model_len
+    return told

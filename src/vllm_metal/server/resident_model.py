@@ -53,8 +53,8 @@ class Failure:
 
 
 class ResidentModel:
-    """`names` are all that requests may call it. It holds back those who come while it gives way (`is_held`):
-    they wait, as they do while it is loaded, for `admit`. `on_change` is called when someone comes or leaves.
+    """It holds back those who come while it gives way (`is_held`): they wait, as they do while it is loaded,
+    for `admit`. `on_change` is called when someone comes or leaves.
     """
 
     def __init__(
@@ -85,6 +85,9 @@ class ResidentModel:
         self.engine: ServingEngine | None = None
         self.need: ModelNeed | None = None
         self.num_users = 0
+        #: Set while nobody uses it.
+        self.unused = asyncio.Event()
+        self.unused.set()
         self.load_s = 0.0
         self.loaded_at = 0.0
         self.last_used_at = 0.0
@@ -105,7 +108,7 @@ class ResidentModel:
         if not self.is_open:
             await self._wait(give_up_at)
         else:
-            self.num_users += 1
+            self._enter()
         try:
             assert self.engine is not None
             yield self.engine
@@ -202,7 +205,7 @@ class ResidentModel:
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
-                self.num_users += 1
+                self._enter()
                 future.set_result(None)
 
     def refuse(self, error: MetalError) -> None:
@@ -211,6 +214,11 @@ class ResidentModel:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
+
+    def forgive(self) -> None:
+        """Try again at once, if it was memory that lacked."""
+        if self.failure and isinstance(self.failure.error, InsufficientMemory):
+            self.failure = None
 
     def close(self) -> None:
         """Want no download any more."""
@@ -267,15 +275,26 @@ class ResidentModel:
         self.phase = "loaded"
         return engine
 
+    def learn(self, need: ModelNeed) -> bool:
+        """That it needs more than its headers told, for the next try; False if that was known."""
+        if self.need is None or self.need.step_bytes:
+            return False
+        self.need, self.phase = need, "ready"
+        return True
+
+    def forget(self) -> None:
+        """What was measured, since the files may be others when it is wanted again."""
+        self.phase, self.need = "away", None
+
     async def unload(self) -> None:
         """Free its memory; nobody uses it."""
         assert self.engine is not None
         assert not self.num_users
         self.phase = "unloading"
         await self.engine.stop()
-        self.engine = self.need = None
+        self.engine = None
         self.is_held = False
-        self.phase = "away"
+        self.forget()
         logger.info("unloaded `%s`", self.name)
         self.gone.set()
 
@@ -283,8 +302,7 @@ class ResidentModel:
         """There will be no engine for a while, longer after each failure in a row."""
         retry_s = min(2 * self.failure.retry_s, _LAST_RETRY_S) if self.failure else _FIRST_RETRY_S
         self.failure = Failure(error, self._loop.time() + retry_s, retry_s)
-        # What went wrong may have to do with the files, which may be others by then.
-        self.phase, self.need = "away", None
+        self.forget()
         self.is_preloading &= self.failure.is_passing
         self.refuse(self.failure.for_requests(self._loop.time()))
 
@@ -312,8 +330,14 @@ class ResidentModel:
         else:
             self._on_change()
 
+    def _enter(self) -> None:
+        self.num_users += 1
+        self.unused.clear()
+
     def _leave(self) -> None:
         self.num_users -= 1
+        if not self.num_users:
+            self.unused.set()
         self.last_used_at = self._loop.time()
         self._on_change()
 

@@ -14,7 +14,7 @@ from vllm_metal.engine.async_engine import LoadedEngine
 from vllm_metal.engine.core import EngineCore, ModelRunner
 from vllm_metal.engine.device_turns import DeviceTurns, Turn
 from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager
-from vllm_metal.engine.memory_budget import USEFUL_TOKENS, ModelNeed
+from vllm_metal.engine.memory_budget import USEFUL_TOKENS, ModelNeed, TooTight
 from vllm_metal.engine.mlx import adapters, blas, device, kv_cache, loader
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
@@ -27,7 +27,7 @@ from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheMan
 from vllm_metal.engine.scheduler import Scheduler
 from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
-from vllm_metal.errors import InsufficientMemory, ModelError
+from vllm_metal.errors import ModelError
 from vllm_metal.hub import usage
 from vllm_metal.structure.compiler import Compiler
 
@@ -83,7 +83,14 @@ def build(
             room_bytes = int(engine.gpu_memory_utilization * device.memory_bytes())
         runner, kv = _runner(loaded, mode, room_bytes - loaded.weight_bytes - step_bytes, config)
         most_model_len = engine.max_model_len or loaded.context_length
-        max_model_len = _max_model_len(kv, loaded.context_length, config)
+        need = ModelNeed(
+            weight_bytes=loaded.weight_bytes,
+            step_bytes=step_bytes,
+            least_kv_bytes=kv.num_bytes(min(KV_STEP, most_model_len)),
+            useful_kv_bytes=kv.num_bytes(min(USEFUL_TOKENS, most_model_len)),
+            full_kv_bytes=kv.num_bytes(most_model_len),
+        )
+        max_model_len = _max_model_len(kv, loaded.context_length, need, config)
         scheduler = Scheduler(
             kv,
             max_num_seqs=engine.max_num_seqs,
@@ -128,13 +135,7 @@ def build(
         summary,
         formats,
         grammars,
-        ModelNeed(
-            weight_bytes=loaded.weight_bytes,
-            step_bytes=step_bytes,
-            least_kv_bytes=kv.num_bytes(min(KV_STEP, most_model_len)),
-            useful_kv_bytes=kv.num_bytes(min(USEFUL_TOKENS, most_model_len)),
-            full_kv_bytes=kv.num_bytes(most_model_len),
-        ),
+        need,
         most_model_len,
         engine.max_output_tokens,
         adapters=tuple(config.models.adapters),
@@ -177,7 +178,7 @@ def _step_bytes(model: Any, num_tokens: int, turn: Turn) -> int:
         return int(mx.get_peak_memory() - before)
 
 
-def _max_model_len(kv: KVCacheManager, context_length: int, config: Config) -> int:
+def _max_model_len(kv: KVCacheManager, context_length: int, need: ModelNeed, config: Config) -> int:
     """The configured length, else the model's own, cut to what KV memory holds for one request."""
     wanted = config.engine.max_model_len or context_length
     if wanted > context_length:
@@ -187,9 +188,10 @@ def _max_model_len(kv: KVCacheManager, context_length: int, config: Config) -> i
         )
     fits = kv.max_num_tokens(wanted, kv.budget_bytes)
     if fits < min(wanted, KV_STEP):
-        raise InsufficientMemory(
+        raise TooTight(
             f"the model leaves no memory for requests: {device.memory_bytes() / 1e9:.1f} GB are usable and "
             f"`engine.gpu_memory_utilization` is {config.engine.gpu_memory_utilization:g}",
+            need,
             hint="raise `engine.gpu_memory_utilization`, or use a smaller or more quantized model",
         )
     if fits < wanted:
