@@ -161,9 +161,10 @@ def test_an_answer_that_has_begun_goes_on():
     begun = chat(HI, {"role": "assistant", "content": [text("It"), text(" is")]})
     assert begun.continue_final_message
     assert begun.messages[-1].text == "It is"
-    empty = chat(HI, {"role": "assistant", "content": ""})
-    assert not empty.continue_final_message
-    assert [message.role for message in empty.messages] == ["user"]
+    for blank in ("", " \n", []):
+        empty = chat(HI, {"role": "assistant", "content": blank})
+        assert not empty.continue_final_message
+        assert [message.role for message in empty.messages] == ["user"]
     with pytest.raises(InvalidRequest, match="a call that has no `tool_result`"):
         chat(
             HI,

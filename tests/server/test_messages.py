@@ -258,6 +258,18 @@ def test_the_next_turn_finds_the_one_before(tiny_server: ServerProcess) -> None:
     assert cached >= 768
 
 
+def test_a_prompt_can_be_read_ahead_of_its_use(tiny_server: ServerProcess) -> None:
+    messages = [{"role": "user", "content": "Once upon a time. " * 60}]
+    asked = {"messages": messages, "max_tokens": 0}
+    status, message = tiny_server.post(MESSAGES, asked)
+    assert (status, message["content"], message["stop_reason"]) == (200, [], "max_tokens")
+    assert message["usage"]["output_tokens"] == 0
+    assert amount(events(tiny_server.url, asked))["usage"]["output_tokens"] == 0
+    _, message = tiny_server.post(MESSAGES, asked | {"max_tokens": 1})
+    usage = message["usage"]
+    assert usage["cache_read_input_tokens"] > usage["input_tokens"]
+
+
 def error(reply: Reply) -> tuple[int, str]:
     assert reply.headers["Content-Type"] == "application/json"
     assert reply.json.keys() == {"type", "error", "request_id"}

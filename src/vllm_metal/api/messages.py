@@ -80,7 +80,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         "user_profile_id",
     }
 
-    max_tokens: Positive
+    max_tokens: Annotated[int, Meta(ge=0)]
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None

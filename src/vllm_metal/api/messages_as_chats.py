@@ -81,7 +81,7 @@ def _with_beginning(messages: list[ChatMessage]) -> tuple[list[ChatMessage], boo
     if messages and (last := messages[-1]).role == "assistant":
         if last.tool_calls:
             raise InvalidRequest("`messages` ends with a call that has no `tool_result`", param="messages")
-        goes_on = bool(last.text)
+        goes_on = bool(last.text.strip())
         messages = messages if goes_on else messages[:-1]
     if not messages:
         raise InvalidRequest("`messages` holds nothing to answer", param="messages")

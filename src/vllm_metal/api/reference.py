@@ -30,9 +30,11 @@ field counts as absent. `model` may be left out. Query strings are ignored but f
   `{"type": "error", "error": {"type", "message"}, "request_id"}`. Tools of Anthropic's own are left out, and
   deferred ones are told where a message refers to them. Reasoning is off unless `thinking` says otherwise;
   what of it is not to be shown is in its signature, and comes back with that. Headers of bills in the system
-  prompt are left out, since a prompt that begins anew each time finds no kept prefix.
+  prompt are left out, since a prompt that begins anew each time finds no kept prefix. With `max_tokens` 0 the
+  prompt is only read, which keeps it for the next one.
 - **System messages** stay in their place. What the chat template does not take there is said by the user,
-  between `<system>` and `</system>`.
+  between `<system>` and `</system>`. A user's words behind the result of a call join it, and reasoning the
+  text that comes with a call, where the template takes them in no other way.
 - **Structure.** One of `response_format`, the members of `structured_outputs` and the `guided_*` fields
   says what an answer must follow, whether `strict` or not; a schema that cannot be followed to the letter is
   refused with the reason. JSON has at most a space behind commas and colons unless `whitespace_pattern` or

@@ -90,24 +90,25 @@ class BlockWriter:
 def joined(events: Iterable[MessageEvent]) -> list[Content]:
     """The blocks that a writer's events tell of."""
     blocks: list[Content] = []
-    arguments = ""
+    pieces: list[str] = []
     for event in events:
         match event:
             case ContentBlockStart(_, block):
                 blocks.append(block)
-                arguments = ""
-            case ContentBlockDelta(_, delta):
-                match blocks[-1], delta:
-                    case TextContent() as block, TextDelta(text):
-                        block.text += text
-                    case ThinkingContent() as block, ThinkingDelta(text):
-                        block.thinking += text
-                    case ThinkingContent() as block, SignatureDelta(signature):
-                        block.signature = signature
-                    case ToolUseContent(), InputJsonDelta(text):
-                        arguments += text
-            case ContentBlockStop() if isinstance(blocks[-1], ToolUseContent):
-                blocks[-1].input = _object(arguments)
+                pieces = []
+            case ContentBlockDelta(_, TextDelta(text) | ThinkingDelta(text) | InputJsonDelta(text)):
+                pieces.append(text)
+            case ContentBlockDelta(_, SignatureDelta(signature)):
+                assert isinstance(blocks[-1], ThinkingContent)
+                blocks[-1].signature = signature
+            case ContentBlockStop():
+                match blocks[-1], "".join(pieces):
+                    case TextContent() as block, text:
+                        block.text = text
+                    case ThinkingContent() as block, text:
+                        block.thinking = text
+                    case ToolUseContent() as block, arguments:
+                        block.input = _object(arguments)
     return blocks
 
 
