@@ -204,7 +204,8 @@ def test_a_slow_reader_holds_one_output_and_loses_nothing():
     async def main():
         engine = await start()
         async with add(engine, "r", [1, 2, 3], GREEDY) as stream:
-            await engine.idle.wait()
+            while engine.num_streams:
+                await asyncio.sleep(0)
             outputs = [output async for [output] in stream]
         await engine.stop()
         return outputs

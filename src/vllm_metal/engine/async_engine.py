@@ -1,26 +1,25 @@
-"""EngineCore on a thread of its own, spoken to from the event loop. The only place where the two meet."""
+"""EngineCore on its thread, and the streams of what it writes. The only place where thread and loop meet."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from vllm_metal.engine.core import EngineCore
+from vllm_metal.engine.engine_thread import EngineThread
 from vllm_metal.engine.memory_budget import ModelNeed
 from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.engine.outputs import EngineStats, FinishReason, RequestOutput
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
-from vllm_metal.errors import DeadlineExceeded, EngineBusy, EngineUnavailable, InvalidRequest, PromptTooLong
+from vllm_metal.errors import DeadlineExceeded, EngineBusy, InvalidRequest, PromptTooLong
 from vllm_metal.parsing.output_formats import OutputFormats
 from vllm_metal.structure.compiler import CompiledGrammar, Compiler
 from vllm_metal.structure.grammar import Grammar
@@ -116,14 +115,6 @@ class SetKVBudget:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
-
-
-Message = AddRequest | AbortRequest | SetKVBudget | Stop
-
-
 class RequestStream:
     """The outputs of requests that belong together, for one reader. Leaving it early aborts those that run.
 
@@ -194,11 +185,8 @@ class RequestStream:
         return outputs
 
 
-class AsyncEngine:
-    """Create and use on the event loop. `load` runs on the engine thread, which owns all that it returns.
-
-    `name` is what its model is served as.
-    """
+class AsyncEngine(EngineThread[LoadedEngine, EngineCore, RequestStream]):
+    """For models that write."""
 
     purpose = "generates text"
 
@@ -210,47 +198,23 @@ class AsyncEngine:
         seed: int | None = None,
         name: str = "",
     ) -> None:
-        self.name = name
-        self._load = load
-        self._max_queued = max_queued
+        super().__init__(load, max_queued=max_queued, name=name)
         self._seed = seed
         self._num_seeds_given = 0
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
-        self._streams: dict[str, RequestStream] = {}
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._rendering = ThreadPoolExecutor(2, thread_name_prefix="request template")
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._reporting: set[str] = set()
         self._grammars: Compiler | None = None
-        self._stopping = False
-        self.stats = EngineStats()
-        self.summary: ModelSummary | None = None
-        self._idle_since_s: float | None = None
-        #: Set while no request is held.
-        self.idle = asyncio.Event()
-        self.idle.set()
-        #: Set when the engine can serve no more; the reason, in words.
-        self.failure: str | None = None
-        self.failed = asyncio.Event()
 
-    async def start(self) -> None:
-        """Load the model. Raises what loading raised."""
-        self._loop = asyncio.get_running_loop()
-        self._loaded: asyncio.Future[LoadedEngine] = self._loop.create_future()
-        self._thread.start()
-        loaded = await asyncio.shield(self._loaded)
+    def _use(self, loaded: LoadedEngine) -> None:
         self._tokenizer = loaded.tokenizer
         self.token_bytes = loaded.tokenizer.token_bytes
         self.max_model_len = loaded.max_model_len
         self._most_model_len = max(loaded.max_model_len, loaded.most_model_len)
         self._max_output_tokens = loaded.max_output_tokens
-        self.need = loaded.need
         self.sampling_defaults = loaded.sampling_defaults
-        self.summary = loaded.summary
         self.formats = loaded.formats
         self._adapters = {name: adapter for adapter, name in enumerate(loaded.adapters, 1)}
         self._grammars = loaded.grammars
-        self._idle_since_s = self._loop.time()
 
     def answers_as(self, model: str | None) -> str:
         """What a request for `model` hears that has answered it: an adapter of that name, or this model."""
@@ -268,7 +232,7 @@ class AsyncEngine:
             only_end=only_end,
             param=param,
         )
-        return await self._loop.run_in_executor(self._tokenizing, encode)
+        return await self._run_on(self._tokenizing, encode)
 
     async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each of `words` as it begins a text, and as it stands behind a space. Raises InvalidRequest."""
@@ -278,14 +242,14 @@ class AsyncEngine:
             encode_one = partial(self._tokenizer.encode, add_special_tokens=False, param="bad_words")
             return tuple({tuple(encode_one(spelling)): None for spelling in spellings})
 
-        return await self._loop.run_in_executor(self._tokenizing, encode)
+        return await self._run_on(self._tokenizing, encode)
 
     async def encode_around(self, before: str, after: str) -> list[int]:
         """The prompt for what stands between two texts. Raises InvalidRequest where the model cannot, and as
         `encode` does.
         """
         encode = partial(self._tokenizer.encode_around, before, after, max_tokens=self.max_model_len)
-        return await self._loop.run_in_executor(self._tokenizing, encode)
+        return await self._run_on(self._tokenizing, encode)
 
     async def encode_chat(
         self,
@@ -309,10 +273,10 @@ class AsyncEngine:
                 only_end=only_end,
                 **template_kwargs,
             )
-            return await self._loop.run_in_executor(self._tokenizing, encode)
+            return await self._run_on(self._tokenizing, encode)
         render = partial(self._tokenizer.render_request_template, chat_template, messages, **template_kwargs)
         # Not where others tokenize, since a template may take its time.
-        text = await self._loop.run_in_executor(self._rendering, render)
+        text = await self._run_on(self._rendering, render)
         return await self.encode(
             text, add_special_tokens=add_special_tokens, only_end=only_end, param="messages"
         )
@@ -321,7 +285,7 @@ class AsyncEngine:
         """The text of `token_ids`. Raises InvalidRequest for ids of no token."""
         self._check_token_ids(param, token_ids)
         decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
-        return await self._loop.run_in_executor(self._tokenizing, decode)
+        return await self._run_on(self._tokenizing, decode)
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Raises InvalidRequest as `Compiler.compile` does."""
@@ -344,15 +308,14 @@ class AsyncEngine:
         """Raises InvalidRequest for more requests than can ever be held at once, EngineBusy when there is no
         room for so many now, EngineUnavailable when the engine has stopped.
         """
-        if self.failure or self._stopping:
-            raise EngineUnavailable(self.failure or "the server is shutting down")
+        self._check_open()
         if num_requests > self._max_queued:
             raise InvalidRequest(
                 f"{num_requests} answers are wanted, and the server holds no more than {self._max_queued}",
                 param="n",
                 hint="ask for fewer at once, or raise `server.max_queued`",
             )
-        if len(self._streams) + num_requests > self._max_queued:
+        if len(self._held) + num_requests > self._max_queued:
             raise EngineBusy(f"the queue is full: no more than {self._max_queued} may run or wait at once")
 
     def add_requests(
@@ -378,9 +341,8 @@ class AsyncEngine:
         stream = RequestStream(requests, self._close_stream)
         if deadline is not None:
             stream.expire_at(deadline)
-        self.idle.clear()
         for request in requests:
-            self._streams[request.request_id] = stream
+            self._held[request.request_id] = stream
             self._inbox.put(AddRequest(self._begin(request, adapter), reports_progress))
         return stream
 
@@ -403,37 +365,10 @@ class AsyncEngine:
         self._inbox.put(SetKVBudget(num_bytes))
 
     async def stop(self) -> None:
-        """Abort what runs, free the model on the engine thread and join it."""
-        self._stopping = True
-        self._end_streams(FinishReason.ABORT)
-        self._inbox.put(Stop())
-        if self._thread.is_alive():
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-        self._tokenizing.shutdown()
+        await super().stop()
         self._rendering.shutdown(wait=False, cancel_futures=True)
         if self._grammars is not None:
             self._grammars.close()
-
-    @property
-    def num_streams(self) -> int:
-        return len(self._streams)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that are in steps, as far as they have not been read to their end."""
-        return min(self.stats.num_running, self.num_streams)
-
-    @property
-    def num_waiting(self) -> int:
-        """All others: one that has only just come is not among the engine's yet."""
-        return self.num_streams - self.num_running
-
-    @property
-    def idle_s(self) -> float:
-        """For how long the model has been loaded and held no request."""
-        if self._streams or self._idle_since_s is None:
-            return 0.0
-        return self._loop.time() - self._idle_since_s
 
     def _check_prompt(self, prompt_token_ids: list[int], param: str) -> None:
         if not prompt_token_ids:
@@ -456,88 +391,50 @@ class AsyncEngine:
         return self._seed + self._num_seeds_given - 1
 
     def _close_stream(self, request_id: str) -> None:
-        if self._pop_stream(request_id) is not None:
+        if self._release(request_id) is not None:
             self._inbox.put(AbortRequest(request_id))
 
-    def _pop_stream(self, request_id: str) -> RequestStream | None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None and not self._streams:
-            self.idle.set()
-            self._idle_since_s = self._loop.time()
-        return stream
-
-    def _deliver(self, outputs: Iterable[RequestOutput], stats: EngineStats) -> None:
+    def _deliver(self, outputs: Sequence[RequestOutput], stats: EngineStats) -> None:
         self.stats = stats
         for output in outputs:
             if output.finished:
-                stream = self._pop_stream(output.request_id)
+                stream = self._release(output.request_id)
             else:
-                stream = self._streams.get(output.request_id)
+                stream = self._held.get(output.request_id)
             if stream is not None:
                 stream.put(output)
 
     def _set_max_model_len(self, num_tokens: int, stats: EngineStats) -> None:
         self.max_model_len, self.stats = num_tokens, stats
 
-    def _fail(self, reason: str) -> None:
-        """End every stream with `reason`, and take no more requests."""
-        self.failure = reason
-        self._end_streams(FinishReason.ERROR, reason)
-        self.failed.set()
-
-    def _end_streams(self, finish_reason: FinishReason, error: str | None = None) -> None:
-        for request_id in list(self._streams):
-            if stream := self._pop_stream(request_id):
-                stream.put(RequestOutput(request_id, finish_reason=finish_reason, error=error))
+    def _end_all(self, failure: str | None) -> None:
+        reason = FinishReason.ABORT if failure is None else FinishReason.ERROR
+        for request_id in list(self._held):
+            if stream := self._release(request_id):
+                stream.put(RequestOutput(request_id, finish_reason=reason, error=failure))
 
     # From here on: the engine thread.
 
-    def _run(self) -> None:
-        try:
-            loaded = self._load()
-        except BaseException as exc:
-            self._call(self._set_loaded, exc)
-            return
-        core = loaded.core
-        self._call(self._set_loaded, loaded)
-        del loaded
-        try:
-            while self._receive(core):
-                outputs = core.step() + self._progress(core)
-                self._call(self._deliver, outputs, core.stats())
-        except Exception as exc:
-            logger.exception("the engine failed")
-            self._call(self._fail, f"the engine failed: {type(exc).__name__}: {exc}")
-        finally:
-            core.close()
+    def _step(self, core: EngineCore) -> list[RequestOutput]:
+        return core.step() + self._progress(core)
 
     def _progress(self, core: EngineCore) -> list[RequestOutput]:
         outputs = core.progress(self._reporting)
         self._reporting = {output.request_id for output in outputs}
         return outputs
 
-    def _receive(self, core: EngineCore) -> bool:
-        """Apply all messages, waiting for one if there is nothing else to do; false on Stop."""
-        while True:
-            if not core.has_work() and self._inbox.empty():
-                core.rest()
-            try:
-                message = self._inbox.get(block=not core.has_work())
-            except Empty:
-                return True
-            match message:
-                case AddRequest(request, reports_progress):
-                    self._add(core, request)
-                    if reports_progress:
-                        self._reporting.add(request.request_id)
-                case AbortRequest(request_id):
-                    core.abort_request(request_id)
-                case SetKVBudget(num_bytes):
-                    core.set_kv_budget(num_bytes)
-                    num_tokens = core.scheduler.kv.max_num_tokens(self._most_model_len, num_bytes)
-                    self._call(self._set_max_model_len, num_tokens, core.stats())
-                case Stop():
-                    return False
+    def _apply(self, core: EngineCore, message: object) -> None:
+        match message:
+            case AddRequest(request, reports_progress):
+                self._add(core, request)
+                if reports_progress:
+                    self._reporting.add(request.request_id)
+            case AbortRequest(request_id):
+                core.abort_request(request_id)
+            case SetKVBudget(num_bytes):
+                core.set_kv_budget(num_bytes)
+                num_tokens = core.scheduler.kv.max_num_tokens(self._most_model_len, num_bytes)
+                self._call(self._set_max_model_len, num_tokens, core.stats())
 
     def _add(self, core: EngineCore, request: Request) -> None:
         try:
@@ -548,15 +445,3 @@ class AsyncEngine:
                 request.request_id, finish_reason=FinishReason.ERROR, error=f"{type(exc).__name__}: {exc}"
             )
             self._call(self._deliver, [output], core.stats())
-
-    def _call(self, callback: Callable[..., None], *args: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            logger.debug("the event loop has closed; dropping %s", callback.__name__)
-
-    def _set_loaded(self, loaded: LoadedEngine | BaseException) -> None:
-        if isinstance(loaded, BaseException):
-            self._loaded.set_exception(loaded)
-        else:
-            self._loaded.set_result(loaded)

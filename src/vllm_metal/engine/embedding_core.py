@@ -52,6 +52,7 @@ class _Progress:
 
     vectors: list[bytes]
     num_missing: int
+    is_begun: bool = False
 
 
 @dataclass(slots=True)
@@ -117,10 +118,10 @@ class EmbeddingCore:
             self.runner.rest()
 
     def stats(self) -> EngineStats:
-        num_waiting = min(len(self._queue), len(self._requests))
+        num_running = sum(progress.is_begun for progress in self._requests.values())
         return EngineStats(
-            num_running=len(self._requests) - num_waiting,
-            num_waiting=num_waiting,
+            num_running=num_running,
+            num_waiting=len(self._requests) - num_running,
             num_steps=self._figures.num_steps,
             prompt_tokens=self._figures.num_tokens,
             busy_s=self._figures.busy_s,
@@ -149,6 +150,8 @@ class EmbeddingCore:
 
     def _begin(self, rows: list[Row]) -> _Batch:
         inputs = [row.request.inputs[row.position] for row in rows]
+        for row in rows:
+            self._requests[row.request.request_id].is_begun = True
         length = min(padded_length(max(len(each.token_ids) for each in inputs)), self._max_length)
         return _Batch(rows, self.runner.begin(inputs, length))
 

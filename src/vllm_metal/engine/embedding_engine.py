@@ -1,21 +1,18 @@
-"""EmbeddingCore on a thread of its own, spoken to from the event loop, like `async_engine.py`."""
+"""EmbeddingCore on its thread, and the vectors that are waited for."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from vllm_metal.engine.embedding_core import EmbeddingCore
 from vllm_metal.engine.embedding_request import EmbeddingInput, EmbeddingOutput, EmbeddingRequest
 from vllm_metal.engine.embedding_traits import EmbeddingTraits
+from vllm_metal.engine.engine_thread import EngineThread
 from vllm_metal.engine.memory_budget import ModelNeed
 from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.engine.outputs import EngineStats
@@ -29,13 +26,13 @@ from vllm_metal.errors import (
     PromptTooLong,
 )
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
+#: A text or a pair of them.
+T = TypeVar("T", bound=Sequence[str])
 U = TypeVar("U")
 
-#: Texts that are encoded in one go: others are encoded in between.
+#: As much is encoded in one go, or a single text: others are encoded in between.
 _TEXTS_AT_ONCE = 64
+_CHARACTERS_AT_ONCE = 1 << 16
 #: What requests that are held may have together; a single one may have more.
 _MAX_QUEUED_TOKENS = 1 << 21
 
@@ -70,60 +67,34 @@ class _Held:
     num_tokens: int
     vectors: asyncio.Future[Sequence[bytes]]
 
+    def end(self, result: Sequence[bytes] | MetalError) -> None:
+        if self.vectors.done():
+            return  # its caller has just been cancelled
+        if isinstance(result, MetalError):
+            self.vectors.set_exception(result)
+        else:
+            self.vectors.set_result(result)
+
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Message = EmbeddingRequest | _Abort | _Stop
-
-
-class EmbeddingEngine:
-    """Create and use on the event loop. `load` runs on the engine thread, which owns all that it returns.
-
-    `name` is what its model is served as.
-    """
+class EmbeddingEngine(EngineThread[LoadedEmbedder, EmbeddingCore, _Held]):
+    """For models that embed or compare."""
 
     purpose = "embeds texts"
 
     def __init__(self, load: Callable[[], LoadedEmbedder], *, max_queued: int, name: str = "") -> None:
-        self.name = name
-        self._load = load
-        self._max_queued = max_queued
-        self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._held: dict[str, _Held] = {}
-        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._thread = threading.Thread(target=self._run, name="embedding engine", daemon=True)
-        self._stopping = False
-        self.stats = EngineStats()
-        self.summary: ModelSummary | None = None
-        self._idle_since_s: float | None = None
-        #: Set while no request is held.
-        self.idle = asyncio.Event()
-        self.idle.set()
-        #: Set when the engine can serve no more; the reason, in words.
-        self.failure: str | None = None
-        self.failed = asyncio.Event()
+        super().__init__(load, max_queued=max_queued, name=name)
+        self._num_encoding = 0
 
-    async def start(self) -> None:
-        """Load the model. Raises what loading raised."""
-        self._loop = asyncio.get_running_loop()
-        self._loaded: asyncio.Future[LoadedEmbedder] = self._loop.create_future()
-        self._thread.start()
-        loaded = await asyncio.shield(self._loaded)
+    def _use(self, loaded: LoadedEmbedder) -> None:
         self._encoder = loaded.encoder
         self.traits = loaded.traits
-        self.need = loaded.need
-        self.summary = loaded.summary
         if self.traits.compares:
             self.purpose = "compares texts"
-        self._idle_since_s = self._loop.time()
 
     @property
     def max_model_len(self) -> int:
@@ -151,18 +122,24 @@ class EmbeddingEngine:
 
     async def _encoded(self, encode: Callable[[Sequence[T]], list[U]], items: Sequence[T]) -> list[U]:
         results: list[U] = []
-        for start in range(0, len(items), _TEXTS_AT_ONCE):
-            some = items[start : start + _TEXTS_AT_ONCE]
-            results += await self._loop.run_in_executor(self._tokenizing, encode, some)
+        self._num_encoding += 1
+        try:
+            for some in _pieces(items):
+                results += await self._run_on(self._tokenizing, partial(encode, some))
+        finally:
+            self._num_encoding -= 1
         return results
+
+    @property
+    def num_streams(self) -> int:
+        return super().num_streams + self._num_encoding
 
     def check_room(self, num_tokens: int = 0) -> None:
         """Raises EngineBusy where there is no room for one more request, of `num_tokens`, EngineUnavailable
         when the engine has stopped.
         """
-        if self.failure or self._stopping:
-            raise EngineUnavailable(self.failure or "the server is shutting down")
-        if len(self._held) >= self._max_queued:
+        self._check_open()
+        if self.num_streams >= self._max_queued:
             raise EngineBusy(f"the queue is full: no more than {self._max_queued} may run or wait at once")
         if (
             self._held
@@ -200,7 +177,6 @@ class EmbeddingEngine:
         self.check_room(request.num_tokens)
         vectors: asyncio.Future[Sequence[bytes]] = self._loop.create_future()
         self._held[request.request_id] = _Held(request.num_tokens, vectors)
-        self.idle.clear()
         self._inbox.put(request)
         try:
             async with asyncio.timeout_at(deadline):
@@ -208,119 +184,44 @@ class EmbeddingEngine:
         except TimeoutError:
             raise DeadlineExceeded("the request did not end within its time limit") from None
         finally:
-            if self._forget(request.request_id) is not None:
+            if self._release(request.request_id):
                 self._inbox.put(_Abort(request.request_id))
 
     def set_kv_budget(self, num_bytes: int) -> None:
         """It keeps none."""
 
-    async def stop(self) -> None:
-        """Abort what runs, free the model on the engine thread and join it."""
-        self._stopping = True
-        self._end_all(EngineUnavailable("the server is shutting down"))
-        self._inbox.put(_Stop())
-        if self._thread.is_alive():
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-        self._tokenizing.shutdown()
-
-    @property
-    def num_streams(self) -> int:
-        return len(self._held)
-
-    @property
-    def num_running(self) -> int:
-        return min(self.stats.num_running, self.num_streams)
-
-    @property
-    def num_waiting(self) -> int:
-        return self.num_streams - self.num_running
-
-    @property
-    def idle_s(self) -> float:
-        """For how long the model has been loaded and held no request."""
-        if self._held or self._idle_since_s is None:
-            return 0.0
-        return self._loop.time() - self._idle_since_s
-
-    def _forget(self, request_id: str) -> asyncio.Future[Sequence[bytes]] | None:
-        """What is still to be told of a request, if it has not ended before."""
-        held = self._held.pop(request_id, None)
-        if held is None:
-            return None
-        if not self._held:
-            self.idle.set()
-            self._idle_since_s = self._loop.time()
-        return held.vectors
-
     def _deliver(self, outputs: Sequence[EmbeddingOutput], stats: EngineStats) -> None:
         self.stats = stats
         for output in outputs:
-            vectors = self._forget(output.request_id)
-            # A caller that has just been cancelled has cancelled it.
-            if vectors is None or vectors.done():
-                continue
-            if output.error is None:
-                vectors.set_result(output.vectors)
-            else:
-                vectors.set_exception(EngineError(output.error))
+            if held := self._release(output.request_id):
+                held.end(output.vectors if output.error is None else EngineError(output.error))
 
-    def _fail(self, reason: str) -> None:
-        self.failure = reason
-        self._end_all(EngineError(reason))
-        self.failed.set()
-
-    def _end_all(self, exc: MetalError) -> None:
+    def _end_all(self, failure: str | None) -> None:
+        error = EngineError(failure) if failure else EngineUnavailable("the server is shutting down")
         for request_id in list(self._held):
-            vectors = self._forget(request_id)
-            if vectors is not None and not vectors.done():
-                vectors.set_exception(exc)
+            if held := self._release(request_id):
+                held.end(error)
 
     # From here on: the engine thread.
 
-    def _run(self) -> None:
-        try:
-            loaded = self._load()
-        except BaseException as exc:
-            self._call(self._set_loaded, exc)
-            return
-        core = loaded.core
-        self._call(self._set_loaded, loaded)
-        del loaded
-        try:
-            while self._receive(core):
-                if outputs := core.step():
-                    self._call(self._deliver, outputs, core.stats())
-        except Exception as exc:
-            logger.exception("the engine failed")
-            self._call(self._fail, f"the engine failed: {type(exc).__name__}: {exc}")
-        finally:
-            core.close()
+    def _step(self, core: EmbeddingCore) -> list[EmbeddingOutput]:
+        return core.step()
 
-    def _receive(self, core: EmbeddingCore) -> bool:
-        """Apply all messages, waiting for one if there is nothing else to do; false on a stop."""
-        if not core.has_work() and self._inbox.empty():
-            core.rest()
-        while True:
-            try:
-                message = self._inbox.get(block=not core.has_work())
-            except Empty:
-                return True
-            match message:
-                case EmbeddingRequest():
-                    core.add(message)
-                case _Abort(request_id):
-                    core.abort(request_id)
-                case _Stop():
-                    return False
+    def _apply(self, core: EmbeddingCore, message: object) -> None:
+        match message:
+            case EmbeddingRequest():
+                core.add(message)
+            case _Abort(request_id):
+                core.abort(request_id)
 
-    def _call(self, callback: Callable[..., None], *args: object) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            logger.debug("the event loop has closed; dropping %s", callback.__name__)
 
-    def _set_loaded(self, loaded: LoadedEmbedder | BaseException) -> None:
-        if isinstance(loaded, BaseException):
-            self._loaded.set_exception(loaded)
-        else:
-            self._loaded.set_result(loaded)
+def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Those that are encoded in one go."""
+    start = num_characters = 0
+    for position, item in enumerate(items):
+        num_characters += len(item) if isinstance(item, str) else sum(map(len, item))
+        if num_characters >= _CHARACTERS_AT_ONCE or position - start + 1 == _TEXTS_AT_ONCE:
+            yield items[start : position + 1]
+            start, num_characters = position + 1, 0
+    if start < len(items):
+        yield items[start:]

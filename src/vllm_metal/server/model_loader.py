@@ -28,7 +28,6 @@ class ServingEngine(Protocol):
     summary: ModelSummary | None
     failure: str | None
     failed: asyncio.Event
-    idle: asyncio.Event
 
     @property
     def max_model_len(self) -> int: ...
