@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from tokenizers import AddedToken
 
@@ -121,8 +121,8 @@ class Manager:
     async def close(self) -> None:
         await self.engine.stop()
 
-    async def listed(self) -> list[NoReturn]:
-        return []
+    async def listed(self) -> list[tuple[None, SimpleNamespace]]:
+        return [(None, self.default)]
 
     @asynccontextmanager
     async def acquire(self, name: str | None, **_: object) -> AsyncIterator[AsyncEngine]:
