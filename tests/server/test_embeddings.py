@@ -19,6 +19,7 @@ import tiny_folder
 from server_process import ServerProcess
 
 CHAT, ENCODER, DECODER, RERANKER, JUDGE = "chat", "encoder", "decoder", "cross-encoder", "tiny-reranker"
+LONG = "a " * 99
 PROMPTS = {"prompts": {"query": "q", "document": ""}}
 
 
@@ -188,6 +189,22 @@ def test_documents_can_be_cut(server):
     assert cut["results"][0]["document"]["text"].startswith("a b c c")
     error = refusal(server, "/v1/rerank", **asked, documents=["a", "c " * 99])
     assert (error["code"], error["param"]) == ("context_length_exceeded", "documents[1]")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/rerank", {"query": "a", "documents": ["a", LONG]}, "documents[1]"),
+        ("/v1/rerank", {"query": "a", "documents": [LONG]}, "documents"),
+        ("/v1/rerank", {"query": LONG, "documents": ["a", "b"]}, "query"),
+        ("/v1/score", {"text_1": LONG, "text_2": ["a", "b"]}, "text_1"),
+        ("/v1/score", {"text_1": ["a", "a", LONG], "text_2": ["a", "b", "c"]}, "text_1[2]"),
+        ("/v1/score", {"text_1": ["a", "a", "a"], "text_2": ["a", LONG, "c"]}, "text_2[1]"),
+    ],
+)
+def test_what_is_too_long_to_compare_by_vectors_is_named(server, path, fields, param):
+    error = refusal(server, path, model=ENCODER, **fields)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
 
 
 @pytest.mark.parametrize(

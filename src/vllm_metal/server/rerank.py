@@ -39,7 +39,7 @@ async def rerank(request: web.Request) -> web.Response:
         if body.max_tokens_per_doc is not None:
             read = await engine.cut(texts, body.max_tokens_per_doc)
         pairs = [(body.query, text) for text in read]
-        scores, usage = await _compare(engine, pairs, body, deadline, "documents")
+        scores, usage = await _compare(engine, pairs, body, deadline, ("query", "documents"))
         results = [
             RerankResult(index, score, Document(text) if body.return_documents else UNSET)
             for index, (score, text) in enumerate(zip(scores, texts, strict=True))
@@ -56,7 +56,7 @@ async def score(request: web.Request) -> web.Response:
     deadline = generation.deadline(request, body)
     async with request.app[MANAGER].acquire_a(EmbeddingEngine, body.model, deadline=deadline) as engine:
         engine.check_room()
-        scores, usage = await _compare(engine, pairs, body, deadline, "text_2")
+        scores, usage = await _compare(engine, pairs, body, deadline, ("text_1", "text_2"))
         data = [Score(index, each) for index, each in enumerate(scores)]
         return bodies.reply(
             Scores(f"score-{request_id(request)}", int(time.time()), engine.name, data, usage)
@@ -68,28 +68,30 @@ async def _compare(
     pairs: Sequence[tuple[str, str]],
     body: PoolingRequest,
     deadline: float | None,
-    param: str,
+    params: tuple[str, str],
 ) -> tuple[list[float], PoolingUsage]:
-    """A score for each pair, of which the client calls the seconds `param`."""
+    """A score for each pair, whose texts the client calls `params`."""
     max_tokens = body.max_tokens(engine.max_model_len)
     if engine.traits.compares:
         inputs = await engine.encode_pairs(pairs, max_tokens=max_tokens)
-        engine.check(inputs, param)
+        engine.check(inputs, params[1])
         vectors = await engine.compute(inputs, deadline=deadline)
         return [numbers(vector)[0] for vector in vectors], _usage(inputs)
-    queries = list(dict.fromkeys(first for first, _ in pairs))
+    # One query often stands before many documents.
+    places = {first: place for place, first in enumerate(dict.fromkeys(first for first, _ in pairs))}
     prompts = engine.traits.prompts
     inputs = await engine.encode(
-        [prompts.get("query", "") + query for query in queries]
+        [prompts.get("query", "") + query for query in places]
         + [prompts.get("document", "") + second for _, second in pairs],
         max_tokens=max_tokens,
     )
-    engine.check(inputs, param)
+    places_of_firsts = [places[first] for first, _ in pairs]
+    engine.check([inputs[place] for place in (places_of_firsts if len(places) > 1 else [0])], params[0])
+    engine.check(inputs[len(places) :], params[1])
     vectors = await engine.compute(inputs, deadline=deadline)
-    of_query = dict(zip(queries, vectors[: len(queries)], strict=True))
-    firsts = [of_query[first] for first, _ in pairs]
+    firsts = [vectors[place] for place in places_of_firsts]
     # Not on the loop, where others' tokens would wait for it.
-    return await asyncio.to_thread(_cosines, firsts, vectors[len(queries) :]), _usage(inputs)
+    return await asyncio.to_thread(_cosines, firsts, vectors[len(places) :]), _usage(inputs)
 
 
 def _usage(inputs: Sequence[EmbeddingInput]) -> PoolingUsage:
