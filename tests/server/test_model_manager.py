@@ -418,6 +418,22 @@ def test_a_load_that_failed_is_answered_at_once_for_a_while_that_grows(folder):
     play(folder, Loader(), script)
 
 
+@pytest.mark.parametrize("error", [NotAModel("broken"), InsufficientMemory("large")])
+def test_a_failure_keeps_hold_of_none_who_were_told(folder, error):
+    async def script(server):
+        server.loader.errors["b"] = error
+        told = []
+        for _ in range(3):
+            with pytest.raises(MetalError, match=error.message) as failed:
+                await server.ask("b")
+            told.append(failed.value)
+        assert len(set(map(id, told))) == 3
+        [failure] = [model.failure for model in server.manager.models if model.failure]
+        assert failure.error.__traceback__ is None
+
+    play(folder, Loader(), script)
+
+
 def test_idle_models_are_unloaded_after_their_time(folder):
     async def script(server):
         await server.ask("b")
@@ -647,7 +663,9 @@ def test_a_model_that_turns_out_to_need_more_has_others_give_way(folder):
         for _ in range(3):
             with pytest.raises(InsufficientMemory, match="`b` needs 3.00 GB .* allows 2.00 GB") as told:
                 await server.ask("b")
+            await asyncio.sleep(600)
         assert "no value would do" in told.value.hint
+        assert server.loader.loads_of("b") == 1
         # It was known before others had to go.
         assert server.loader.resident == {"a"}
 

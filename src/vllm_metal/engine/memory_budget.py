@@ -26,6 +26,11 @@ class ModelNeed:
     useful_kv_bytes: int = 0
     full_kv_bytes: int = 0
 
+    @property
+    def least_bytes(self) -> int:
+        """Of a model that is alone."""
+        return self.weight_bytes + self.step_bytes + self.least_kv_bytes
+
 
 class TooTight(InsufficientMemory):
     """Found while a model was loaded: by what it turns out to need, others may have to give way to it."""

@@ -359,7 +359,9 @@ class ModelManager:
             try:
                 engine = await model.load(self._loader, self._share_memory(model))
             except Exception as exc:
-                if not (isinstance(exc, TooTight) and model.learn(exc.need)):
+                if isinstance(exc, TooTight) and model.learn(exc.need):
+                    model.phase = "ready"  # others may give way to it yet
+                else:
                     self._fail(model, exc)
                 return
             self._watches[model] = asyncio.create_task(self._watch(engine))

@@ -45,8 +45,9 @@ class Failure:
         return isinstance(self.error, DownloadError) and self.error.retryable
 
     def for_requests(self, now: float) -> MetalError:
+        """An error of its own for each, since one that is raised keeps hold of all that it passes through."""
         if isinstance(self.error, InsufficientMemory):
-            return self.error
+            return InsufficientMemory(self.error.message, hint=self.error.hint)
         return EngineUnavailable(
             self.error.message, hint=self.error.hint, retry_after_s=max(1, math.ceil(self.retry_at - now))
         )
@@ -84,6 +85,8 @@ class ResidentModel:
         self.failure: Failure | None = None
         self.engine: ServingEngine | None = None
         self.need: ModelNeed | None = None
+        # What its files told that it needs, and what it turned out to need.
+        self._told_need, self._true_need = ModelNeed(), ModelNeed()
         self.num_users = 0
         #: Set while nobody uses it.
         self.unused = asyncio.Event()
@@ -216,7 +219,7 @@ class ResidentModel:
                 future.set_exception(error)
 
     def forgive(self) -> None:
-        """Try again at once, if it was memory that lacked."""
+        """Let it be tried again at once, if it was memory that lacked."""
         if self.failure and isinstance(self.failure.error, InsufficientMemory):
             self.failure = None
 
@@ -247,7 +250,9 @@ class ResidentModel:
         began_at = self._loop.time()
         measure = await loader.measure(self.local.path, self.config)
         self.load_s = self._loop.time() - began_at
-        self.need = measure.need
+        if measure.need != self._told_need:
+            self._told_need = self._true_need = measure.need
+        self.need = self._true_need
         self.phase = "ready"
         return measure
 
@@ -266,7 +271,7 @@ class ResidentModel:
             self.engine = None
             self.gone.set()
             raise
-        self.need = engine.need
+        self.learn(engine.need)
         self.failure = None
         self.is_preloading = False
         self.loaded_at = self.last_used_at = self._loop.time()
@@ -276,11 +281,10 @@ class ResidentModel:
         return engine
 
     def learn(self, need: ModelNeed) -> bool:
-        """That it needs more than its headers told, for the next try; False if that was known."""
-        if self.need is None or self.need.step_bytes:
-            return False
-        self.need, self.phase = need, "ready"
-        return True
+        """What it turns out to need. True if that is more than was known."""
+        is_more = need.least_bytes > self._true_need.least_bytes
+        self.need = self._true_need = need
+        return is_more
 
     def forget(self) -> None:
         """What was measured, since the files may be others when it is wanted again."""
@@ -301,6 +305,8 @@ class ResidentModel:
     def fail(self, error: MetalError) -> None:
         """There will be no engine for a while, longer after each failure in a row."""
         retry_s = min(2 * self.failure.retry_s, _LAST_RETRY_S) if self.failure else _FIRST_RETRY_S
+        # These keep hold of what had been loaded.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         self.failure = Failure(error, self._loop.time() + retry_s, retry_s)
         self.forget()
         self.is_preloading &= self.failure.is_passing
