@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -200,20 +201,40 @@ def test_requests_of_one_prompt_share_one_prefill(name, mode):
     assert all(lasts[name].num_cached_tokens >= 512 for name in "bcd")
 
 
-def test_a_slow_reader_holds_one_output_and_loses_nothing():
+def read_late(params, *, num_read=None):
+    """The outputs of a request that has ended before the first is read. After `num_read` no more is wanted."""
+
     async def main():
         engine = await start()
-        async with add(engine, "r", [1, 2, 3], GREEDY) as stream:
+        outputs = []
+        async with add(engine, "r", [1, 2, 3], params) as stream:
             while engine.num_streams:
                 await asyncio.sleep(0)
-            outputs = [output async for [output] in stream]
+            async for [output] in stream:
+                outputs.append(output)
+                if len(outputs) == num_read:
+                    stream.end("r")
         await engine.stop()
         return outputs
 
-    (output,) = asyncio.run(asyncio.wait_for(main(), 30))
+    return asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_slow_reader_holds_one_output_and_loses_nothing():
+    (output,) = read_late(GREEDY)
     assert len(output.token_ids) == 12
     assert output.finish_reason is FinishReason.LENGTH
     assert len(output.text) == 12
+
+
+def test_outputs_with_log_probabilities_stay_apart():
+    params = replace(GREEDY, logprobs=0)
+    outputs = read_late(params)
+    assert (
+        [len(output.logprobs) for output in outputs] == [len(output.text) for output in outputs] == 12 * [1]
+    )
+    assert [output.finished for output in outputs] == 11 * [False] + [True]
+    assert len(read_late(params, num_read=3)) == 3
 
 
 def test_what_can_never_run_is_refused_before_it_queues():

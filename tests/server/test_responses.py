@@ -185,6 +185,9 @@ def test_log_probabilities_are_of_text_alone(client: openai.OpenAI) -> None:
     response = whole(client, "<think>Hm.</think>Hé", include=["message.output_text.logprobs"])
     logprobs = response.output[1].content[0].logprobs
     assert bytes(byte for each in logprobs for byte in each.bytes).decode() == "Hé"
+    for _ in range(5):  # However fast it is read.
+        [part] = whole(client, EVERYTHING, tools=[WEATHER], top_logprobs=2).output[1].content
+        assert "".join(each.token for each in part.logprobs) == part.text == "Let me see."
     assert whole(client, "Hé", top_logprobs=2).output[0].content[0].logprobs
     assert not whole(client, "Hé").output[0].content[0].logprobs
 

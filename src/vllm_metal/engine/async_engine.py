@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -118,15 +119,16 @@ class SetKVBudget:
 class RequestStream:
     """The outputs of requests that belong together, for one reader. Leaving it early aborts those that run.
 
-    It holds one output of each: what arrives before the reader comes back is merged into it. Past its
-    deadline, if it has one, reading raises DeadlineExceeded.
+    It holds one output of each: what arrives before the reader comes back is merged into it, unless it has
+    log probabilities, since only apart do outputs tell which text those are of. Past its deadline, if it has
+    one, reading raises DeadlineExceeded.
     """
 
     def __init__(self, requests: Sequence[NewRequest], close: Callable[[str], None]) -> None:
         self.requests = requests
         self._close = close
         self._running = {request.request_id for request in requests}
-        self._outputs: dict[str, RequestOutput] = {}
+        self._outputs: dict[str, deque[RequestOutput]] = {}
         self._arrived = asyncio.Event()
         self._expired = False
         self._expiry: asyncio.TimerHandle | None = None
@@ -140,10 +142,11 @@ class RequestStream:
         self._arrived.set()
 
     def put(self, output: RequestOutput) -> None:
-        if held := self._outputs.get(output.request_id):
-            held.merge(output)
+        held = self._outputs.setdefault(output.request_id, deque())
+        if held and not output.logprobs:
+            held[-1].merge(output)
         else:
-            self._outputs[output.request_id] = output
+            held.append(output)
         self._arrived.set()
 
     def end(self, request_id: str) -> None:
@@ -172,13 +175,16 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> list[RequestOutput]:
-        """All that has arrived: at most one output of each request."""
+        """At most one output of each request, the first that it holds."""
         if self.ended:
             raise StopAsyncIteration
         if not self._expired:
             await self._arrived.wait()
             self._arrived.clear()
-        outputs, self._outputs = list(self._outputs.values()), {}
+        outputs = [held.popleft() for held in self._outputs.values()]
+        self._outputs = {request_id: held for request_id, held in self._outputs.items() if held}
+        if self._outputs:
+            self._arrived.set()
         if not outputs:
             raise DeadlineExceeded("the request did not end within its time limit")
         self._running.difference_update(output.request_id for output in outputs if output.finished)
