@@ -53,7 +53,7 @@ def test_an_empty_machine_is_told_what_there_is(env: dict[str, str]) -> None:
 
 def test_list(env: dict[str, str], tiny: Path) -> None:
     rows = metal("list", env=env).stdout.splitlines()
-    assert rows[0].split() == ["MODEL", "SIZE", "FORMAT", "CONTEXT", "LAST", "USED", "FROM"]
+    assert rows[0].split() == ["MODEL", "KIND", "SIZE", "FORMAT", "CONTEXT", "LAST", "USED", "FROM"]
     assert rows[1].startswith("~/models/tiny  ")
     assert rows[1].endswith(" 4096     never      models.dir")
 
@@ -63,6 +63,7 @@ def test_list(env: dict[str, str], tiny: Path) -> None:
         "name": "~/models/tiny",
         "path": str(tiny),
         "origin": "models.dir",
+        "kind": "generate",
         "number_format": None,
         "context_length": 4096,
         "last_used": None,

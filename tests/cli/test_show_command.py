@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import tiny_embedders
 import tiny_folder
 from server_process import METAL
 
@@ -50,6 +51,17 @@ def test_what_a_model_is(tmp_path: Path, folder: Path) -> None:
     assert "model.safetensors` is damaged" in rows["memory"]
     assert "tool calls    none: the chat template takes no tools\n" in facts
     assert template == tiny_folder.CHAT_TEMPLATE + "\n"
+
+
+def test_what_a_model_that_embeds_is(tmp_path: Path) -> None:
+    folder = tiny_embedders.save_encoder(tmp_path / "encoder")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
+    done = metal_show(tmp_path, str(folder))
+    assert done.returncode == 0, done.stderr
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:3] != "end")
+    assert (rows["kind"], rows["context"]) == ("embed", "40 tokens")
+    assert "KV" not in rows["memory"]
+    assert rows.keys().isdisjoint({"tool", "reasoning", "template"})
 
 
 def test_formats_named_by_the_configuration(tmp_path: Path, folder: Path) -> None:

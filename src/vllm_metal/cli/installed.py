@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vllm_metal.config import Config
     from vllm_metal.hub.installed import InstalledModel
 
-_COLUMNS = ("MODEL", "SIZE", "FORMAT", "CONTEXT", "LAST USED", "FROM")
+_COLUMNS = ("MODEL", "KIND", "SIZE", "FORMAT", "CONTEXT", "LAST USED", "FROM")
 _KNOWN_COLUMNS = ("MODEL", "FOR", "SIZE", "NEEDS", "REPOSITORY")
 
 ConfigPath = Annotated[Path | None, typer.Option(metavar="PATH", help="Read this configuration file.")]
@@ -119,6 +119,7 @@ def _cells(model: InstalledModel, is_in_memory: bool) -> Sequence[str]:
         last_used = f"{duration(max(0, time.time() - model.last_used))} ago"
     return (
         model.name,
+        model.kind,
         format_bytes(model.size_bytes),
         model.number_format or "–",
         str(model.context_length or "–"),

@@ -11,6 +11,7 @@ import typer
 
 from vllm_metal.cli import printer
 from vllm_metal.errors import MetalError, ModelNotFound
+from vllm_metal.hub.model_kind import ModelKind, model_kind
 
 if TYPE_CHECKING:
     from vllm_metal.config import Config
@@ -70,7 +71,7 @@ def show(
         return
     for name, words in _rows(local.path, described, memory):
         printer.out(f"{name:<14}{words}")
-    if described.chat_template:
+    if described.chat_template and described.kind is ModelKind.GENERATE:
         printer.out(f"\n{described.chat_template}")
 
 
@@ -80,7 +81,7 @@ def _memory(path: Path, config: Config) -> Memory:
 
     found = footprint.measure(path)
     length = min(config.engine.max_model_len or found.context_length, found.context_length)
-    token_bytes = found.kv_bytes_per_token
+    token_bytes = found.kv_bytes_per_token if model_kind(path) is ModelKind.GENERATE else None
     contexts = [each for each in _USUAL_CONTEXTS if each < length] + [length] if token_bytes else []
     share, whole = config.engine.gpu_memory_utilization, found.working_set_bytes
     return Memory(
@@ -93,6 +94,7 @@ def _memory(path: Path, config: Config) -> Memory:
 def _told(path: Path, described: ModelDescription) -> dict[str, Any]:
     return {
         "path": str(path),
+        "kind": described.kind,
         "number_format": described.number_format,
         "context_length": described.context_length,
         "vocab_size": described.vocab_size,
@@ -110,22 +112,26 @@ def _choice(choice: Choice[Any]) -> dict[str, str]:
 
 def _rows(path: Path, described: ModelDescription, memory: Memory | str) -> Iterator[tuple[str, str]]:
     yield "model", str(path)
+    yield "kind", described.kind
     yield "architecture", str(described.config.get("model_type"))
     yield "format", described.number_format or "unknown"
     yield "context", f"{described.context_length} tokens"
-    yield "memory", memory if isinstance(memory, str) else _words(memory)
+    yield "memory", memory if isinstance(memory, str) else _words(memory, described.kind)
     yield "vocabulary", f"{described.vocab_size} tokens"
     yield "end tokens", ", ".join(described.end_tokens)
+    if described.kind is not ModelKind.GENERATE:
+        return
     for name, choice in (("tool calls", described.formats.tools), ("reasoning", described.formats.reasoning)):
         yield name, f"{choice.name}: {choice.reason}"
     yield "template", "as follows:" if described.chat_template else "none"
 
 
-def _words(memory: Memory) -> str:
+def _words(memory: Memory, kind: ModelKind) -> str:
     from vllm_metal.hub.disk import format_bytes
 
     at_contexts = ", ".join(
         f"{format_bytes(size)} at {length} tokens" for length, size in memory.bytes_at.items()
     )
+    with_kv = f"; with KV {at_contexts or 'unknown'}" if kind is ModelKind.GENERATE else ""
     of_budget = f"; models may take {format_bytes(memory.budget_bytes)} here" if memory.budget_bytes else ""
-    return f"weights {format_bytes(memory.weight_bytes)}; with KV {at_contexts or 'unknown'}{of_budget}"
+    return f"weights {format_bytes(memory.weight_bytes)}{with_kv}{of_budget}"

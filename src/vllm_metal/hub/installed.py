@@ -12,8 +12,10 @@ from typing import Any, Literal
 from vllm_metal.errors import MetalError, ModelNotFound
 from vllm_metal.hub import gguf_header, other_tools, shared_cache, store, usage
 from vllm_metal.hub.aliases import ALIASES
-from vllm_metal.hub.model_config import context_length, number_format
+from vllm_metal.hub.model_config import number_format
+from vllm_metal.hub.model_kind import ModelKind, model_kind
 from vllm_metal.hub.names import HubSource, PathSource, parse_source
+from vllm_metal.hub.served_length import served_length
 from vllm_metal.hub.store import WEIGHTS
 from vllm_metal.hub.variants import Variant, variants_in
 
@@ -31,6 +33,7 @@ class InstalledModel:
     path: Path
     files: tuple[Path, ...]
     origin: Origin
+    kind: ModelKind
     size_bytes: int
     number_format: str | None
     context_length: int | None
@@ -91,6 +94,7 @@ def _model(name: str, path: Path, origin: Origin, files: list[Path]) -> Iterator
             path=path,
             files=tuple(files),
             origin=origin,
+            kind=model_kind(path),
             size_bytes=sum(file.stat().st_size for file in files),
             number_format=told_format,
             context_length=told_length,
@@ -105,8 +109,8 @@ def _read_headers(path: Path) -> tuple[str | None, int | None]:
 def _read_config(path: Path) -> tuple[str | None, int | None]:
     config = store.read_json(path / "config.json")
     # A config may hold anything under any name, and one that does must not hide other models.
-    with suppress(TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
-        return number_format(config), context_length(config)
+    with suppress(MetalError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+        return number_format(config), served_length(path, config)
     return None, None
 
 

@@ -11,10 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from vllm_metal.errors import UnsupportedModel
+from vllm_metal.hub.served_length import first_position
 
-#: Whose positions begin behind the id of the padding token.
-_ROBERTA_KIND = {"roberta", "xlm-roberta", "camembert"}
-MODEL_TYPES = _ROBERTA_KIND | {"bert", "distilbert"}
+MODEL_TYPES = {"bert", "camembert", "distilbert", "roberta", "xlm-roberta"}
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu": nn.gelu,
@@ -28,8 +27,6 @@ _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertConfig:
-    """`first_position` is the index of a text's first token among the position embeddings."""
-
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -58,7 +55,6 @@ class BertConfig:
             "intermediate_size": "hidden_dim",
         }
         value = {key: config[other if is_distilled else key] for key, other in name.items()}
-        roberta = config["model_type"] in _ROBERTA_KIND
         return cls(
             vocab_size=config["vocab_size"],
             hidden_size=value["hidden_size"],
@@ -67,14 +63,10 @@ class BertConfig:
             intermediate_size=value["intermediate_size"],
             num_positions=config["max_position_embeddings"],
             num_types=0 if is_distilled else config.get("type_vocab_size", 2),
-            first_position=config.get("pad_token_id", 1) + 1 if roberta else 0,
+            first_position=first_position(config),
             activation=activation,
             norm_eps=config.get("layer_norm_eps", 1e-12),
         )
-
-    @property
-    def max_tokens(self) -> int:
-        return self.num_positions - self.first_position
 
 
 class BertLayer(nn.Module):

@@ -23,8 +23,9 @@ from vllm_metal.engine.mlx.pooling_runner import PoolingRunner
 from vllm_metal.engine.mlx.reranker import JudgePairs, YesNoHead
 from vllm_metal.errors import NotAModel, UnsupportedModel
 from vllm_metal.hub import store
-from vllm_metal.hub.model_config import context_length, quantization_name
+from vllm_metal.hub.model_config import quantization_name
 from vllm_metal.hub.model_kind import ModelKind, model_kind, modules
+from vllm_metal.hub.served_length import embedding_length, served_length
 
 with kept_open_files_limit():
     import mlx_lm.utils as mlx_lm_utils
@@ -48,9 +49,6 @@ _POOLS: dict[str, tuple[str, pooling.Pool]] = {
     "pooling_mode_mean_sqrt_len_tokens": ("mean_sqrt_len_tokens", pooling.mean_by_root),
     "pooling_mode_lasttoken": ("lasttoken", pooling.last),
 }
-#: Tokens that an input may have unless the configuration says more: some models read so much that the memory
-#: of a single input would be that of another model.
-ADVISED_MAX_TOKENS = 8192
 _DAMAGED_WEIGHTS = "the weights may be damaged: fetch the model again"
 #: Vectors that were trained to hold most in their first numbers, however their config keeps silent of it.
 _QWEN3_SHORTEST = 32
@@ -79,15 +77,18 @@ def load(path: Path, *, dtype: str = "auto", max_model_len: int = 0) -> LoadedEm
     backend = loader.load_tokenizer(path).backend
     model_dtype = None if dtype == "auto" else precision.DTYPES[dtype]
     loaded: LoadedEmbeddingModel = loader.fenced(
-        path, _load, path, config, backend, model_dtype, max_model_len or ADVISED_MAX_TOKENS
+        path, _load, path, config, backend, model_dtype, max_model_len
     )
     return loaded
 
 
 def _load(
-    path: Path, config: dict[str, Any], backend: BackendTokenizer, dtype: mx.Dtype | None, max_tokens: int
+    path: Path, config: dict[str, Any], backend: BackendTokenizer, dtype: mx.Dtype | None, max_model_len: int
 ) -> LoadedEmbeddingModel:
     compares = model_kind(path) is ModelKind.SCORE
+    most = embedding_length(path, config)
+    if most < 1:
+        raise UnsupportedModel(f"`{path / 'config.json'}` leaves no positions for texts")
     model, head = _model_and_head(path, config, backend, compares, dtype)
     [vector] = PoolingRunner(model, head).compute([EmbeddingInput([0, 0])])
     if vector is None:
@@ -97,7 +98,7 @@ def _load(
     if compares:
         pairs = JudgePairs(backend) if isinstance(head, YesNoHead) else EncoderPairs(backend)
     traits = EmbeddingTraits(
-        max_model_len=min(model_max_tokens(path, config), max_tokens),
+        max_model_len=min(most, max_model_len or served_length(path, config)),
         compares=compares,
         dimensions=dimensions,
         shorter=() if compares else _shorter(config, dimensions),
@@ -318,18 +319,6 @@ def _final(config: dict[str, Any]) -> pooling.Activation:
     """What makes a score of the classifier's number."""
     named = (config.get("sentence_transformers") or {}).get("activation_fn")
     return _activation(named or config.get("sbert_ce_default_activation_function") or "Sigmoid")
-
-
-def model_max_tokens(path: Path, config: dict[str, Any]) -> int:
-    """What the model's positions reach, and what its makers found it good for."""
-    if config.get("model_type") in bert.MODEL_TYPES:
-        most = bert.BertConfig.of(config).max_tokens
-    else:
-        most = context_length(config)
-    if most < 1:
-        raise UnsupportedModel(f"`{path / 'config.json'}` leaves no positions for texts")
-    advised = _optional(path / "sentence_bert_config.json").get("max_seq_length")
-    return min(most, advised) if type(advised) is int and advised > 0 else most
 
 
 def _shorter(config: dict[str, Any], dimensions: int) -> tuple[int, ...] | range:

@@ -9,6 +9,8 @@ from typing import Any
 from vllm_metal.engine.mlx import gguf, gguf_config, loader
 from vllm_metal.hub import store
 from vllm_metal.hub.model_config import context_length, quantization_name
+from vllm_metal.hub.model_kind import ModelKind, model_kind
+from vllm_metal.hub.served_length import served_length
 from vllm_metal.parsing.output_formats import OutputFormats
 from vllm_metal.settings import ModelsConfig
 
@@ -18,6 +20,7 @@ class ModelDescription:
     """`config` is that of the model's own files, as mlx-lm knows it."""
 
     config: dict[str, Any]
+    kind: ModelKind
     number_format: str | None
     context_length: int
     vocab_size: int
@@ -35,11 +38,11 @@ def _describe(path: Path, models: ModelsConfig) -> ModelDescription:
     source: Path | gguf.GGUFFile
     if path.is_dir():
         source, config = path, store.read_json(path / "config.json")
-        number_format = quantization_name(config)
+        number_format, length = quantization_name(config), served_length(path, config)
     else:
         source = gguf.GGUFFile(path)
         config = gguf_config.read_config(source)
-        number_format = source.quantization
+        number_format, length = source.quantization, context_length(config)
     tokenizer = loader.load_tokenizer(
         source,
         tokenizer_path=Path(models.tokenizer) if models.tokenizer else None,
@@ -48,8 +51,9 @@ def _describe(path: Path, models: ModelsConfig) -> ModelDescription:
     text_config = config | (config.get("text_config") or {})
     return ModelDescription(
         config=config,
+        kind=model_kind(path),
         number_format=number_format or text_config.get("dtype") or text_config.get("torch_dtype"),
-        context_length=context_length(config),
+        context_length=length,
         vocab_size=tokenizer.vocab_size,
         end_tokens=sorted(tokenizer.token_bytes.spelling(id).decode() for id in tokenizer.eos_token_ids),
         chat_template=tokenizer.chat_template,
