@@ -58,7 +58,11 @@ def test_keep_alive(metal: Metal, server: Script, given: str, sent: object) -> N
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [({"pinned": True}, "loaded and pinned"), ({"unloads_in_s": None}, "loaded and stays")],
+    [
+        ({"pinned": True}, "loaded and pinned"),
+        ({"unloads_in_s": None}, "loaded and stays"),
+        ({"unloads_in_s": 0.0}, "loaded and goes as soon as it is idle"),
+    ],
 )
 def test_a_model_may_stay(metal: Metal, server: Script, status: dict[str, Any], words: str) -> None:
     server.on("/admin/models/load", replies(LOADED | status))
@@ -144,3 +148,11 @@ def test_stop_wants_names_or_all(metal: Metal, arguments: tuple[str, ...]) -> No
     done = metal("stop", *arguments)
     assert done.exit_code == 2
     assert "give `--all`" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("load", ""), ("stop", ""), ("stop", "org/model", " ")])
+def test_an_empty_name_is_of_no_model(metal: Metal, server: Script, arguments: tuple[str, ...]) -> None:
+    done = metal(*arguments)
+    assert done.exit_code == 2
+    assert "name is empty" in done.stderr
+    assert not posted(server)

@@ -108,13 +108,15 @@ def test_several_models(metal: Metal, server: Script) -> None:
         LOADING | {"name": "e", "status": "unloaded", "stage": "not loaded"},
     ]
     server.on("/admin/status", replies(SERVER | {"models": models}))
-    rows = [re.split(r"  +", line) for line in metal("ps").stdout.splitlines()]
+    *lines, reason = metal("ps").stdout.splitlines()
+    assert reason == "d: there is no model `d`"
+    rows = [re.split(r"  +", line) for line in lines]
     assert [(row[1], row[-1]) for row in rows] == [
         ("STATE", "UNLOADS"),
         ("ready", "never"),
         ("ready", "pinned"),
         ("fetching `c` (12 %)", "–"),
-        ("there is no model `d`", "–"),
+        ("no model", "–"),
         ("not loaded", "–"),
     ]
 

@@ -196,8 +196,20 @@ def test_a_model_is_found_by_any_of_its_names(models_dir: Path) -> None:
     aliases = {"daily": "qwen3-8b"}
     for text in ("mlx-community/Qwen3-8B-4bit", "qwen3-8b", "daily"):
         assert installed.find(text, models, aliases).name == "mlx-community/Qwen3-8B-4bit"
-    for text in ("~/models/mine", str(path)):
+    for text in ("~/models/mine", str(path), "mine"):
         assert installed.find(text, models, aliases).path == path
+
+
+def test_the_last_part_of_a_name_will_do_where_it_means_nothing_else(models_dir: Path) -> None:
+    for folder in ("one/twice", "two/twice", "mine", "daily"):
+        write(models_dir / folder, mlx())
+    cache("org/name", mlx())
+    models = installed_models(models_dir)
+    assert installed.find("mine", models, {}).name == "~/models/mine"
+    assert installed.find("daily", models, {"daily": "org/name"}).name == "org/name"
+    for text in ("twice", "name"):
+        with pytest.raises(ModelNotFound):
+            installed.find(text, models, {})
 
 
 def test_what_is_not_found_is_told_with_its_quantizations(models_dir: Path) -> None:

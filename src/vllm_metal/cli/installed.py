@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -139,7 +140,8 @@ def _require_unused(model: InstalledModel, config: Config) -> None:
         return
     if name := in_memory.get(str(model.path)):
         raise ModelError(
-            f"`{model.name}` is loaded by the server at {client.url}", hint=f"run `metal stop {name}` first"
+            f"`{model.name}` is loaded by the server at {client.url}",
+            hint=f"run `metal stop {shlex.quote(name)}` first",
         )
 
 

@@ -29,6 +29,7 @@ def load(
     config: ConfigPath = None,
 ) -> None:
     """Have the server load a model, and wait until it is there."""
+    _require_names(model)
     client = client_for(url, api_key, config)
     with telling(client, partial(stage_of, model)):
         loaded = client.load(model, keep_alive=_number_or_text(keep_alive))
@@ -50,6 +51,7 @@ def stop(
     """
     if bool(models) == every:
         raise typer.BadParameter("name the models to unload, or give `--all`", param_hint="MODEL")
+    _require_names(*models or ())
     client = client_for(url, api_key, config)
     names = models or [each["name"] for each in client.status()["models"] if is_loaded(each)]
     for name in names:
@@ -58,6 +60,12 @@ def stop(
         printer.note(f"`{unloaded['name']}` is unloaded")
     if not names:
         printer.note("no model is loaded")
+
+
+def _require_names(*models: str) -> None:
+    """To the server an empty name means the default model, to a shell a variable that is not set."""
+    if not all(map(str.strip, models)):
+        raise typer.BadParameter("a model's name is empty", param_hint="MODEL")
 
 
 def _number_or_text(time: str | None) -> float | str | None:
@@ -74,6 +82,8 @@ def _stay(model: Mapping[str, Any]) -> str:
     if model.get("pinned"):
         return "pinned"
     seconds = model.get("unloads_in_s")
+    if seconds == 0:
+        return "goes as soon as it is idle"
     return "stays" if seconds is None else f"stays until it has been idle for {duration(round(seconds))}"
 
 

@@ -108,18 +108,20 @@ def _rows(url: str, server: dict[str, Any] | None, service: Status | None) -> It
 
 
 def _table(models: Sequence[dict[str, Any]]) -> str:
-    return table(_COLUMNS, [_cells(model) for model in models])
+    """And below it why models are as they are, where that takes a sentence."""
+    lines = [table(_COLUMNS, [_cells(model) for model in models])]
+    lines += [f"{model['name']}: {model['detail']}" for model in models if model["detail"]]
+    return "\n".join(lines)
 
 
 def _cells(model: dict[str, Any]) -> tuple[str, ...]:
     from vllm_metal.hub.disk import format_bytes
 
-    state = model["detail"] or model["stage"]
     if model["size_bytes"] is None:
-        return (model["name"], state, *["–"] * (len(_COLUMNS) - 2))
+        return (model["name"], model["stage"], *["–"] * (len(_COLUMNS) - 2))
     return (
         model["name"],
-        state,
+        model["stage"],
         format_bytes(model["size_bytes"]),
         model["number_format"],
         model["device"],

@@ -39,6 +39,11 @@ class InstalledModel:
     context_length: int | None
     last_used: float | None
 
+    @property
+    def last_part(self) -> str:
+        """Of its name, which will do where no other model has it."""
+        return self.name.rpartition("/")[2].removesuffix(".gguf")
+
 
 def installed_models(models_dir: Path) -> list[InstalledModel]:
     """By origin and name. What is no whole model is left out."""
@@ -141,7 +146,13 @@ def find(text: str, models: list[InstalledModel], aliases: Mapping[str, str]) ->
     for model in models:
         if model.name == text:
             return model
-    source = parse_source(text, aliases)
+    try:
+        source = parse_source(text, aliases)
+    except ModelNotFound:
+        short = [model for model in models if model.last_part == text]
+        if len(short) == 1 and short[0].origin == "models.dir":
+            return short[0]
+        raise
     for model in models:
         if model.path == source.path if isinstance(source, PathSource) else model.name == str(source):
             return model

@@ -91,12 +91,12 @@ class ModelDirectory:
 def _listed(config: Config) -> Iterator[ListedModel]:
     installed = {model.path: model for model in installed_models(config.models.store)}
     given = dict(_given_names(config))
-    last_parts = Counter(_last_part(model.name) for model in installed.values())
+    last_parts = Counter(model.last_part for model in installed.values())
     for path in dict.fromkeys([*installed, *given.values()]):
         model = installed.get(path)
         names = {name for name, each in given.items() if each == path}
         if model is not None:
-            names |= set(_names_of(model, is_unique=last_parts[_last_part(model.name)] == 1))
+            names |= set(_names_of(model, is_unique=last_parts[model.last_part] == 1))
         local = LocalModel(_name(model, names), path)
         lengths = (
             config.for_model(local.name, synonyms=names).engine.max_model_len,
@@ -120,7 +120,7 @@ def _names_of(model: InstalledModel, *, is_unique: bool) -> Iterator[str]:
     yield model.name
     yield str(model.path)
     if model.origin == "models.dir" and is_unique:
-        yield _last_part(model.name)
+        yield model.last_part
     yield from (each.name for each in known_models().values() if each.repo == model.name)
 
 
@@ -129,7 +129,3 @@ def _name(model: InstalledModel | None, names: set[str]) -> str:
     if model is not None and model.origin != "models.dir":
         return model.name
     return min(names, key=lambda name: ("/" in name, len(name), name))
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition("/")[2].removesuffix(".gguf")
