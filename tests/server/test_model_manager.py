@@ -724,6 +724,24 @@ def test_a_drain_refuses_who_waits_and_lets_others_end(folder):
     play(folder, Loader(), script)
 
 
+def test_who_waits_for_an_unloading_is_answered_before_the_server_ends(folder):
+    answers = []
+
+    async def unload(server):
+        answers.append((await server.manager.unload("a")).name)
+
+    async def script(server):
+        await server.ask("a")
+        tasks = [asyncio.create_task(server.ask("a", for_s=1000.0)), asyncio.create_task(unload(server))]
+        await asyncio.sleep(0.1)
+        await server.manager.drain(1.0)
+        assert not answers
+        return tasks
+
+    play(folder, Loader(), script)
+    assert answers == ["a"]
+
+
 def test_kv_budgets_follow_what_else_is_loaded(folder):
     async def script(server):
         await server.ask("a")

@@ -244,7 +244,7 @@ class ModelManager:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(model.engine.stop() for model in self._models if model.engine))
+        await asyncio.gather(*(model.stop() for model in self._models))
 
     async def _find(self, name: str | None) -> ResidentModel:
         self._require_open()

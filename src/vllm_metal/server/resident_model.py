@@ -292,14 +292,17 @@ class ResidentModel:
 
     async def unload(self) -> None:
         """Free its memory; nobody uses it."""
-        assert self.engine is not None
         assert not self.num_users
-        self.phase = "unloading"
-        await self.engine.stop()
+        await self.stop()
         self.engine = None
         self.is_held = False
         self.forget()
         logger.info("unloaded `%s`", self.name)
+
+    async def stop(self) -> None:
+        """Free its memory, whoever uses it."""
+        if self.engine is not None:
+            await self.engine.stop()
         self.gone.set()
 
     def fail(self, error: MetalError) -> None:
