@@ -202,7 +202,7 @@ def test_requests_of_one_prompt_share_one_prefill(name, mode):
 
 
 def read_late(params, *, num_read=None):
-    """The outputs of a request that has ended before the first is read. After `num_read` no more is wanted."""
+    """The outputs of a request that has ended before they are read, `num_read` at most."""
 
     async def main():
         engine = await start()
