@@ -236,6 +236,23 @@ def test_models_do_what_they_are_for(server):
     assert "/v1/rerank" in error["message"]
 
 
+@pytest.mark.parametrize("model", [ENCODER, DECODER, RERANKER, JUDGE])
+def test_texts_are_tokens_of_models_of_every_kind(server, model):
+    asked = {"model": model, "prompt": "a b", "return_token_strs": True}
+    status, there = server.post("/tokenize", asked)
+    assert status == 200, there
+    assert there["count"] == len(there["tokens"]) == len(there["token_strs"])
+    _, bare = server.post("/tokenize", {**asked, "add_special_tokens": False})
+    assert server.post("/detokenize", {"model": model, "tokens": bare["tokens"]}) == (200, {"prompt": "a b"})
+    assert refusal(server, "/detokenize", model=model, tokens=[10**9])["param"] == "tokens"
+
+
+def test_tokens_of_a_text_are_those_that_are_embedded(server):
+    _, there = server.post("/tokenize", {"model": ENCODER, "prompt": "a b"})
+    assert there == {"count": 4, "max_model_len": 64, "tokens": [2, 4, 5, 3], "token_strs": None}
+    assert embed(server, there["tokens"])[0] == pytest.approx(embed(server, "a b")[0], abs=1e-5)
+
+
 def test_a_client_that_leaves_holds_nothing_up(server):
     address = urlsplit(server.url)
     body = json.dumps({"model": DECODER, "input": ["a b c d e f g h " * 60] * 500})

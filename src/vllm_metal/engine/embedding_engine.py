@@ -47,6 +47,8 @@ class Encoder(Protocol):
         self, pairs: Sequence[tuple[str, str]], max_tokens: int | None
     ) -> list[EmbeddingInput]: ...
     def cut(self, texts: Sequence[str], max_tokens: int) -> list[str]: ...
+    def tokens(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[str]]: ...
+    def text(self, token_ids: Sequence[int]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,16 @@ class EmbeddingEngine(EngineThread[LoadedEmbedder, EmbeddingCore, _Held]):
         """What the first `max_tokens` of each stand for. Raises as `encode` does."""
         return await self._encoded(partial(self._encoder.cut, max_tokens=max_tokens), texts)
 
+    async def tokens(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Ids and strings. Raises as `encode` does."""
+        split = partial(self._encoder.tokens, text, add_special_tokens=add_special_tokens)
+        return await self._run_on(self._tokenizing, split)
+
+    async def text(self, token_ids: Sequence[int], *, param: str) -> str:
+        """Raises InvalidRequest for ids of no token."""
+        self._check_token_ids(token_ids, param)
+        return await self._run_on(self._tokenizing, partial(self._encoder.text, token_ids))
+
     async def _encoded(self, encode: Callable[[Sequence[T]], list[U]], items: Sequence[T]) -> list[U]:
         results: list[U] = []
         self._num_encoding += 1
@@ -151,19 +163,23 @@ class EmbeddingEngine(EngineThread[LoadedEmbedder, EmbeddingCore, _Held]):
         """Raises InvalidRequest or PromptTooLong for what can never be computed; its sender calls the inputs
         `param`.
         """
-        most, vocab_size = self.max_model_len, self._encoder.vocab_size
+        most = self.max_model_len
         for index, each in enumerate(inputs):
             where = param if len(inputs) == 1 else f"{param}[{index}]"
             if not each.token_ids:
                 raise InvalidRequest(f"`{where}` is empty", param=where)
-            if not 0 <= min(each.token_ids) <= max(each.token_ids) < vocab_size:
-                raise InvalidRequest(f"token ids must be between 0 and {vocab_size - 1}", param=where)
+            self._check_token_ids(each.token_ids, where)
             if (num_tokens := len(each.token_ids)) > most:
                 raise PromptTooLong(
                     f"this model's maximum context length is {most} tokens; `{where}` has {num_tokens}",
                     param=where,
                     hint="shorten it, or have it cut with `truncate_prompt_tokens: -1`",
                 )
+
+    def _check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
+        vocab_size = self._encoder.vocab_size
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+            raise InvalidRequest(f"token ids must be between 0 and {vocab_size - 1}", param=param)
 
     async def compute(
         self, inputs: Sequence[EmbeddingInput], *, deadline: float | None = None

@@ -195,6 +195,13 @@ class ModelManager:
             assert isinstance(engine, kind)
             yield engine
 
+    @asynccontextmanager
+    async def acquire_any(self, name: str | None) -> AsyncIterator[ServingEngine]:
+        """As `acquire`, whatever its model is for."""
+        model = await self._find(name)
+        async with model.used(self._give_up_at(None), None) as engine:
+            yield engine
+
     async def load(self, name: str | None, keep_alive_s: float | None) -> ResidentModel:
         """Have it loaded. Raises as `acquire` does."""
         model = await self._find(name)

@@ -17,9 +17,11 @@ from vllm_metal.api.tokens import (
     TokenizeTextRequest,
 )
 from vllm_metal.engine.async_engine import AsyncEngine
+from vllm_metal.engine.embedding_engine import EmbeddingEngine
 from vllm_metal.server import bodies
 from vllm_metal.server.chat_answers import template_inputs
 from vllm_metal.server.keys import MANAGER
+from vllm_metal.server.model_loader import ServingEngine
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -30,17 +32,26 @@ async def tokenize(request: web.Request) -> web.Response:
         messages, template_kwargs = template_inputs(request, chat)
         async with request.app[MANAGER].acquire(chat.model) as engine:
             tokens = await engine.encode_chat(messages, **template_kwargs)
-            return _tokenized(engine, tokens, with_strings=chat.return_token_strs)
+            return _tokenized(engine, tokens, _strings(engine, tokens) if chat.return_token_strs else None)
     text = decode(content, TokenizeTextRequest)
-    async with request.app[MANAGER].acquire(text.model) as engine:
-        tokens = await engine.encode(text.prompt, add_special_tokens=text.add_special_tokens)
-        return _tokenized(engine, tokens, with_strings=text.return_token_strs)
+    async with request.app[MANAGER].acquire_any(text.model) as engine:
+        if isinstance(engine, EmbeddingEngine):
+            tokens, strings = await engine.tokens(text.prompt, add_special_tokens=text.add_special_tokens)
+        else:
+            assert isinstance(engine, AsyncEngine)
+            tokens = await engine.encode(text.prompt, add_special_tokens=text.add_special_tokens)
+            strings = _strings(engine, tokens)
+        return _tokenized(engine, tokens, strings if text.return_token_strs else None)
 
 
 async def detokenize(request: web.Request) -> web.Response:
     body = await bodies.read(request, DetokenizeRequest)
-    async with request.app[MANAGER].acquire(body.model) as engine:
-        text = await engine.decode(body.tokens, skip_special_tokens=False, param="tokens")
+    async with request.app[MANAGER].acquire_any(body.model) as engine:
+        if isinstance(engine, EmbeddingEngine):
+            text = await engine.text(body.tokens, param="tokens")
+        else:
+            assert isinstance(engine, AsyncEngine)
+            text = await engine.decode(body.tokens, skip_special_tokens=False, param="tokens")
         return bodies.reply(Detokenized(text))
 
 
@@ -55,8 +66,9 @@ def _has_messages(content: bytes) -> bool:
         return False
 
 
-def _tokenized(engine: AsyncEngine, tokens: list[int], *, with_strings: bool) -> web.Response:
-    strings = [engine.token_bytes.spelling(token_id).decode(errors="replace") for token_id in tokens]
-    return bodies.reply(
-        Tokenized(len(tokens), engine.max_model_len, tokens, strings if with_strings else None)
-    )
+def _strings(engine: AsyncEngine, tokens: list[int]) -> list[str]:
+    return [engine.token_bytes.spelling(token_id).decode(errors="replace") for token_id in tokens]
+
+
+def _tokenized(engine: ServingEngine, tokens: list[int], strings: list[str] | None) -> web.Response:
+    return bodies.reply(Tokenized(len(tokens), engine.max_model_len, tokens, strings))

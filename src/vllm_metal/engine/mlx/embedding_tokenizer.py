@@ -62,6 +62,14 @@ class EmbeddingTokenizer:
             for text, each in zip(texts, encodings, strict=True)
         ]
 
+    def tokens(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
+        """Ids and strings of all of `text`. Raises InvalidRequest as `encode` does."""
+        encoding = self._backend.encode(self._readable(text), add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.tokens
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self._backend.decode(token_ids, skip_special_tokens=False)
+
     def _readable(self, text: str) -> str:
         try:
             utf8 = text.encode()
