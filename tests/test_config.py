@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from vllm_metal import config, config_pages
 from vllm_metal.errors import ConfigError
 from vllm_metal.settings import SETTINGS, ServerConfig
+from vllm_metal.toml_document import dotted
 
 
 @pytest.fixture
@@ -192,6 +193,13 @@ def test_of_two_sections_of_one_model_the_first_holds(file: Path) -> None:
 )
 def test_a_section_may_be_written_as_toml_allows(file: Path, text: str) -> None:
     assert load(file, text).for_model("x").models.ttl == 5
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1).filter(lambda name: name.strip()))
+def test_a_key_is_found_as_it_is_shown(model: str) -> None:
+    if f"models.{model}" not in SETTINGS:
+        table = ("models", model)
+        assert config.find(f"{dotted(table)}.ttl").table == table
 
 
 @pytest.mark.parametrize(
@@ -386,6 +394,7 @@ def test_drain_timeout_error_names_the_ceiling(file: Path) -> None:
     [
         ({"METAL_SERVER_PORT": "x"}, '`METAL_SERVER_PORT` must be a whole number from 0 to 65535, got "x"'),
         ({"METAL_SERVER_PORT": "x", "flags": {"server.port": 1}}, "`METAL_SERVER_PORT` must be"),
+        ({"METAL_MODELS_ALIASES": "x"}, '`METAL_MODELS_ALIASES` must be a table of non-empty strings, got "'),
         ({"VLLM_MLX_DEVICE": "tpu"}, '`VLLM_MLX_DEVICE` must be "auto", "gpu" or "cpu", got "tpu"'),
         ({"VLLM_METAL_USE_MLX": "no"}, '`VLLM_METAL_USE_MLX` must be 0 or 1, got "no"'),
         ({"VLLM_METAL_MEMORY_FRACTION": "lots"}, "`VLLM_METAL_MEMORY_FRACTION` must be a number above 0"),

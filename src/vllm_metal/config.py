@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from vllm_metal.settings import (
     ModelsConfig,
     ServerConfig,
 )
-from vllm_metal.toml_document import TomlDocument, dotted, render
+from vllm_metal.toml_document import TomlDocument, dotted, render, undotted
 
 _OF_DEFAULT_MODEL = [key for key, each in SETTINGS.items() if each.scope == "default model"]
 
@@ -223,9 +224,11 @@ def find(key: str) -> Setting:
 
     Raises `ConfigError` that names the nearest key.
     """
+    with suppress(ValueError):
+        if len(path := undotted(key)) <= 3:
+            return _find(path)
     section, *rest = key.split(".", 1)
-    parts = [part.strip("\"'") for each in rest for part in each.rsplit(".", 1)]
-    return _find((section, *parts))
+    return _find((section, *(part for each in rest for part in each.rsplit(".", 1))))
 
 
 def _find(path: tuple[str, ...], where: str = "") -> Setting:

@@ -104,6 +104,8 @@ class Setting:
             return tuple(item.strip() for item in text.split(",") if item.strip())
         if self.kind is dict:
             pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+            if not all(equals for _, equals, _ in pairs):
+                return text
             return {name.strip(): value.strip() for name, _, value in pairs}
         if self.kind is bool:
             return _BOOLEANS.get(text.lower(), text)

@@ -50,6 +50,15 @@ def dotted(path: Iterable[str]) -> str:
     return ".".join(map(_key, path))
 
 
+def undotted(key: str) -> tuple[str, ...]:
+    """The path that `dotted` made a key of. Raises `ValueError` for what is no key."""
+    table, path = tomllib.loads(f"[{key}]"), []
+    while table:
+        [(name, table)] = table.items()
+        path.append(name)
+    return tuple(path)
+
+
 def _key(name: str) -> str:
     return name if _BARE_KEY.fullmatch(name) else render(name)
 
