@@ -143,6 +143,14 @@ def test_templates_get_the_ids_that_the_model_gave():
         assert called["tool_calls"][0]["id"] == result["tool_call_id"] == own
 
 
+@pytest.mark.parametrize("id", ["toolu_01A", "call_1", "", "toolu_", seal("a")])
+def test_the_ids_of_other_servers_stay(id):
+    [_, result] = shown(
+        HI, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": "x"}]}
+    )
+    assert result["tool_call_id"] == id
+
+
 def test_reasoning_that_was_not_shown_comes_back():
     hidden = {"type": "thinking", "thinking": "", "signature": seal("Hm. 日本")}
     foreign = {"type": "thinking", "thinking": "", "signature": "EqQBCgIYAhIM1gbcDa9GJwZA2b3h"}
@@ -313,9 +321,12 @@ def test_effort_is_told_in_words_that_templates_know(effort, told):
 
 def test_an_output_format_is_a_structure():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    grammar = chat(output_config={"format": {"type": "json_schema", "schema": schema}}).grammar()
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    grammar = chat(output_config=form).grammar()
     assert grammar is not None
     assert grammar.kind == "json_schema"
+    with pytest.raises(InvalidRequest, match="cannot go with an answer that has begun"):
+        chat(HI, {"role": "assistant", "content": "{"}, output_config=form)
     with pytest.raises(InvalidRequest, match=r"`output_config\.format` has replaced it"):
         chat(output_format={"type": "json_schema", "schema": schema})
 

@@ -55,7 +55,8 @@ def call_id(id: str) -> str:
 
 def _own_id(call_id: str) -> str:
     """That of a call which another server has made stays as it is."""
-    return unseal(call_id.removeprefix(_CALL_ID)) or call_id
+    own = unseal(call_id.removeprefix(_CALL_ID)) if call_id.startswith(_CALL_ID) else None
+    return own or call_id
 
 
 class MessageTurns:

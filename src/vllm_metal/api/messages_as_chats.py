@@ -46,6 +46,10 @@ def prompt(body: CountTokensRequest) -> ChatCompletionRequest:
     told_later = [tool for name, tool in turns.defined.items() if name not in shown_names]
     thinks = not isinstance(body.thinking, ThinkingDisabled)
     effort, format = body.output_config.effort, body.output_config.format
+    if goes_on and format:
+        raise InvalidRequest(
+            "`output_config.format` cannot go with an answer that has begun", param="output_config.format"
+        )
     return _Chat(
         model=body.model,
         messages=[*message_turns.of_system(body.system), *messages],
