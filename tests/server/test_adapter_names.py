@@ -35,6 +35,11 @@ def test_the_default_model_may_have_its_adapters_in_its_section(tmp_path):
     assert names(tmp_path, text) == {"a": "served"}
 
 
+def test_a_model_may_go_by_the_name_of_its_folder(tmp_path):
+    text = '[models]\ndefault = "org/m"\n[models."folder".adapters]\na = "/a"'
+    assert names(tmp_path, text) == {"a": "folder"}
+
+
 @pytest.mark.parametrize("name", ["org/first", "org/second", "short", "served"])
 def test_names_of_models_are_refused(tmp_path, name):
     message = f"`{name}` is the name of a model and of an adapter of `org/first`"

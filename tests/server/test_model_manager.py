@@ -609,12 +609,13 @@ def test_one_model_by_many_names_is_loaded_once(folder):
     assert [name for _, name in play(folder, Loader(), script, text).loads] == ["a", "b"]
 
 
-def test_a_preload_that_cannot_be_is_told(folder, caplog):
+def test_models_are_preloaded_by_any_name_and_those_that_cannot_be_are_told(folder, caplog):
     async def script(server):
-        await server.ask("a")
+        await asyncio.sleep(5)
+        assert server.loader.resident == {"a", "b"}
 
-    play(folder, Loader(), script, f'[models."{folder}/gone"]\npreload = true\n')
-    assert f"`{folder}/gone` is not preloaded: `{folder}/gone` does not exist" in caplog.text
+    play(folder, Loader(), script, '[models."bb"]\npreload = true\n[models."b"]\npreload = true\n')
+    assert "`bb` is not preloaded: the model `bb` is not served here; did you mean `b`?" in caplog.text
 
 
 def test_what_did_not_fit_beside_a_pinned_model_does_when_that_has_left(folder):

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.engine.memory_budget import MemoryBudget, TooTight
-from vllm_metal.errors import EngineError, EngineUnavailable, InvalidRequest, MetalError
+from vllm_metal.errors import EngineError, EngineUnavailable, InvalidRequest, MetalError, ModelNotFound
 from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source, config_for, configured_source
 from vllm_metal.hub.progress import ShowProgress, silence
 from vllm_metal.server.adapter_names import adapter_names
@@ -110,8 +110,8 @@ class ModelManager:
         try:
             config = config_for(name, self._config)
             source = configured_source(config.models)
-        except MetalError as exc:
-            logger.warning("`%s` is not preloaded: %s", name, in_words(exc))
+        except ModelNotFound:
+            self._start(self._preload_from_disk(name))
             return
         model = next((each for each in self._models if each.source == source), None)
         if model is None:
@@ -119,6 +119,16 @@ class ModelManager:
             self._models.append(model)
         for each in (name, model.name):
             self._by_name.setdefault(each, model)
+
+    async def _preload_from_disk(self, name: str) -> None:
+        """One whose name means something among the models of this machine alone, as names in requests do."""
+        try:
+            model = await self._find(name)
+        except MetalError as exc:
+            logger.warning("`%s` is not preloaded: %s", name, in_words(exc))
+        else:
+            model.is_preloading = True
+            self._place()
 
     def health(self) -> Health:
         """Of the server: whether requests are taken."""
