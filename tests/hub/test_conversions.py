@@ -10,6 +10,7 @@ import pytest
 from vllm_metal import paths
 from vllm_metal.hub import conversions, removal
 from vllm_metal.hub.installed import InstalledModel
+from vllm_metal.hub.model_kind import ModelKind
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,7 @@ def test_a_removed_model_is_forgotten(tmp_path):
         path=path,
         files=(path,),
         origin="models.dir",
+        kind=ModelKind.GENERATE,
         size_bytes=7,
         number_format=None,
         context_length=None,

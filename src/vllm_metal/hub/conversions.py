@@ -76,9 +76,9 @@ def _has_source(file: Path) -> bool:
 
 
 def _identity(file: Path) -> list[str | int]:
-    """Times alone may be those of an archive, which are the same for all files of a publisher."""
+    """Its time may be that of an archive, which all files of a publisher have."""
     status = file.stat()
-    return [file.name, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
+    return [file.name, status.st_size, status.st_ino, status.st_mtime_ns]
 
 
 def _absolute(path: Path) -> str:

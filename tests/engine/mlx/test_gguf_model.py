@@ -391,7 +391,7 @@ def dense(file: GGUFFile, name: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
-        ({"context_length": None}, NotAModel, "`llama.context_length`"),
+        ({"context_length": None}, NotAModel, "lacks `llama.context_length`"),
         ({"attention.head_count": 0}, NotAModel, "`llama.attention.head_count`"),
         ({"embedding_length": "wide"}, NotAModel, "`llama.embedding_length`"),
         ({"expert_count": 8}, UnsupportedModel, "mixtures of experts"),
@@ -441,10 +441,10 @@ def test_odd_metadata_are_read_or_refused(tmp_path, data):
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"block_count": 3_000_000_000}, "'3000000000' in place of a whole number for `llama.block_count`"),
+        ({"block_count": 3_000_000_000}, "'3000000000' for `llama.block_count`, which cannot be"),
         ({"block_count": 2_000_000_000}, "it holds 2 of 2000000000 layers"),
         ({"block_count": 1}, "it holds 2 of 1 layers"),
-        ({"rope.freq_base": math.nan}, "'nan' in place of a number for `llama.rope.freq_base`"),
+        ({"rope.freq_base": math.nan}, "'nan' for `llama.rope.freq_base`, which cannot be"),
     ],
 )
 def test_metadata_that_cannot_be_true(tmp_path, metadata, message):

@@ -37,14 +37,14 @@ class _Metadata:
         """Raises NotAModel where there is none, UnsupportedModel where each layer has its own."""
         value = self._of_all_layers(key, default)
         if type(value) is not int or not minimum <= value <= _MAX_COUNT:
-            raise self._unusable(key, "a whole number", value)
+            raise self._unusable(key, value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive one that float32 can hold. Raises as `count` does."""
         value = self._of_all_layers(key, default)
         if type(value) not in (int, float) or not 2.0**-126 <= value < 2.0**128:
-            raise self._unusable(key, "a number", value)
+            raise self._unusable(key, value)
         return float(value)
 
     def _of_all_layers(self, key: str, default: float | None) -> Any:
@@ -56,9 +56,10 @@ class _Metadata:
             )
         return value
 
-    def _unusable(self, key: str, what: str, value: object) -> NotAModel:
-        problem = "lacks" if value is None else f"has {str(value)[:40]!r} in place of"
-        return NotAModel(f"`{self.file.path}` {problem} {what} for `{self._prefix}{key}`")
+    def _unusable(self, key: str, value: object) -> NotAModel:
+        name = f"`{self._prefix}{key}`"
+        problem = f"lacks {name}" if value is None else f"has {str(value)[:40]!r} for {name}, which cannot be"
+        return NotAModel(f"`{self.file.path}` {problem}")
 
     @property
     def head_dim(self) -> int:
