@@ -444,6 +444,8 @@ def test_odd_metadata_are_read_or_refused(tmp_path, data):
         ({"block_count": 3_000_000_000}, "'3000000000' for `llama.block_count`, which cannot be"),
         ({"block_count": 2_000_000_000}, "it holds 2 of 2000000000 layers"),
         ({"block_count": 1}, "it holds 2 of 1 layers"),
+        ({"rope.dimension_count": 7}, "'7' for `llama.rope.dimension_count`, which cannot be"),
+        ({"rope.dimension_count": HEAD_DIM + 2}, "'18' for `llama.rope.dimension_count`, which cannot be"),
         ({"rope.freq_base": math.nan}, "'nan' for `llama.rope.freq_base`, which cannot be"),
     ],
 )

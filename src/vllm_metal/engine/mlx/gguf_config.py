@@ -68,7 +68,10 @@ class _Metadata:
 
     @property
     def rotated_dim(self) -> int:
-        return self.count("rope.dimension_count", self.head_dim)
+        rotated = self.count("rope.dimension_count", self.head_dim)
+        if rotated % 2 or rotated > self.head_dim:
+            raise self._unusable("rope.dimension_count", rotated)
+        return rotated
 
 
 def _nothing_else(metadata: _Metadata) -> dict[str, Any]:
