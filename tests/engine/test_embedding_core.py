@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedding_script import ScriptedRunner, vector_of
+from vllm_metal.engine import device_turns
 from vllm_metal.engine.device_turns import DeviceTurns
 from vllm_metal.engine.embedding_core import EmbeddingCore
 from vllm_metal.engine.embedding_pace import EmbeddingPace
@@ -94,6 +95,25 @@ def test_batches_that_fail_on_end_are_a_failure_of_the_engine(turns):
         run(core)
 
 
+@pytest.fixture
+def small_pieces(turns, monkeypatch) -> None:
+    """Another engine steps all the time."""
+    monkeypatch.setattr(device_turns, "_RECENT_S", float("inf"))
+    turns.join().stepped(1e-6)
+
+
+def test_a_short_text_passes_a_long_one_and_a_long_one_goes_on(turns, small_pieces):
+    core = EmbeddingCore(ScriptedRunner(max_length=4096), turns.join(), max_tokens=64, max_length=4096)
+    core.add(request("long", [1] * 4000))
+    core.step()
+    for number in range(100):
+        core.add(request(f"short {number}", [number]))
+        outputs = [output.request_id for _ in range(2) for output in core.step()]
+        assert outputs == [f"short {number}"]
+    assert core.stats().num_running == 1
+    assert run(core).keys() == {"long"}
+
+
 def test_what_is_not_a_number_ends_its_own_request_only(turns):
     core = EmbeddingCore(ScriptedRunner(no_number=13), turns.join(), max_tokens=64, max_length=512)
     core.add(request("bad", [1], [13], [13], [2]))
@@ -118,6 +138,17 @@ def test_engines_that_embed_do_not_make_each_other_s_pieces_small(turns):
             core.add(request("one", [1] * 30))
             run(core)
     assert min(runners[0].allowances[0], *runners[1].allowances) > 16
+
+
+def test_leaving_while_others_pass_leaves_nothing(turns, small_pieces):
+    core = EmbeddingCore(ScriptedRunner(max_length=4096), turns.join(), max_tokens=64, max_length=4096)
+    core.add(request("long", [1] * 4000))
+    core.step()
+    core.add(request("wide", *[[2] * 16] * 3))
+    core.step()
+    for name in ("long", "wide"):
+        core.abort(name)
+    assert not core.has_work()
 
 
 def test_closing_leaves_the_device_to_others(turns):

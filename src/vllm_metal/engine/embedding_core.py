@@ -57,8 +57,11 @@ class _Progress:
 
 @dataclass(slots=True)
 class _Batch:
+    """`has_advanced` since others were last let pass."""
+
     rows: list[Row]
-    forward: Forward
+    forward: Forward | None = None
+    has_advanced: bool = False
 
 
 @dataclass(slots=True)
@@ -82,7 +85,8 @@ class EmbeddingCore:
         self._queue = EmbeddingQueue()
         self._pace = EmbeddingPace()
         self._requests: dict[str, _Progress] = {}
-        self._batch: _Batch | None = None
+        #: One, and while that is of a text longer than a piece, one of shorter ones that passes it.
+        self._batches: list[_Batch] = []
         self._num_failures = 0
         self._figures = _Figures()
 
@@ -95,11 +99,14 @@ class EmbeddingCore:
         """Drop what is left of a request whose client has gone; unknown and finished ones are ignored."""
         if request_id in self._requests:
             self._finish(request_id, FinishReason.ABORT)
-        if self._batch and not any(row.request.request_id in self._requests for row in self._batch.rows):
-            self._batch = None
+        self._batches = [
+            batch
+            for batch in self._batches
+            if any(row.request.request_id in self._requests for row in batch.rows)
+        ]
 
     def has_work(self) -> bool:
-        return self._batch is not None or len(self._queue) > 0
+        return bool(self._batches) or len(self._queue) > 0
 
     def step(self) -> list[EmbeddingOutput]:
         """Compute a piece; the requests that ended with it. Raises when batch after batch fails."""
@@ -129,7 +136,7 @@ class EmbeddingCore:
         )
 
     def close(self) -> None:
-        self._batch = None
+        self._batches.clear()
         self.runner.close()
         self._turn.leave()
 
@@ -138,26 +145,38 @@ class EmbeddingCore:
         with self._turn:
             began_s = time.perf_counter()
             allowance = self._pace.allowance(self._turn.others_step_s)
-            if self._batch is None:
-                # No larger than a piece, if that can be: the next text to come waits for all of a batch.
-                self._batch = self._begin(self._queue.take(min(allowance, self._max_tokens)))
-            num_tokens = self._batch.forward.advance(allowance)
+            if not self._batches or self._is_passed(allowance):
+                # No larger than a piece, if that can be: the next text to come waits for all of it.
+                self._batches.append(_Batch(self._queue.take(min(allowance, self._max_tokens))))
+            batch = self._batches[-1]
+            if batch.forward is None:
+                batch.forward = self._begin(batch.rows)
+            num_tokens = batch.forward.advance(allowance)
+            batch.has_advanced = True
             duration_s = time.perf_counter() - began_s
         self._pace.observe(num_tokens, duration_s)
         self._figures.num_steps += 1
         self._figures.busy_s += duration_s
-        return self._batch.forward.vectors
+        return batch.forward.vectors
 
-    def _begin(self, rows: list[Row]) -> _Batch:
+    def _is_passed(self, allowance: int) -> bool:
+        """Whether the batch under way lets shorter texts pass: every second piece is its own."""
+        [*others, batch] = self._batches
+        next_length = self._queue.next_length
+        if others or not batch.has_advanced or next_length is None or next_length > allowance:
+            return False
+        batch.has_advanced = False
+        return True
+
+    def _begin(self, rows: list[Row]) -> Forward:
         inputs = [row.request.inputs[row.position] for row in rows]
         for row in rows:
             self._requests[row.request.request_id].is_begun = True
         length = min(padded_length(max(len(each.token_ids) for each in inputs)), self._max_length)
-        return _Batch(rows, self.runner.begin(inputs, length))
+        return self.runner.begin(inputs, length)
 
     def _deliver(self, vectors: list[bytes | None]) -> list[EmbeddingOutput]:
-        assert self._batch is not None
-        rows, self._batch = self._batch.rows, None
+        rows = self._batches.pop().rows
         outputs = []
         for row, vector in zip(rows, vectors, strict=True):
             request_id = row.request.request_id
@@ -178,10 +197,10 @@ class EmbeddingCore:
 
     def _fail(self, exc: Exception) -> list[EmbeddingOutput]:
         self._num_failures += 1
-        if self._batch is None or self._num_failures == _MAX_FAILURES:
+        if not self._batches or self._num_failures == _MAX_FAILURES:
             raise exc
         logger.exception("a batch failed; its requests end")
-        rows, self._batch = self._batch.rows, None
+        rows = self._batches.pop().rows
         request_ids = {row.request.request_id for row in rows} & self._requests.keys()
         for request_id in request_ids:
             self._finish(request_id, FinishReason.ERROR)

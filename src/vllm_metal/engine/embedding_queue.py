@@ -50,6 +50,13 @@ class EmbeddingQueue:
         """Requests that have inputs here."""
         return len(self._pending)
 
+    @property
+    def next_length(self) -> int | None:
+        """The padded length of what is taken next."""
+        if not self._pending:
+            return None
+        return min(min(self._pending.values(), key=self._rank).positions)
+
     def add(self, request: EmbeddingRequest) -> None:
         pending = Pending(request, self._num_tokens_taken)
         # From the last, since they are taken from the end.
