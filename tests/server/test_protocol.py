@@ -61,6 +61,8 @@ def test_models_are_listed_and_found_by_a_name_with_slashes() -> None:
             "created": model["created"],
             "owned_by": "vllm-metal",
             "max_model_len": None,
+            "parent": None,
+            "kind": None,
             "state": model["state"],
         }
         assert model["state"] in ("loading", "failed")
