@@ -89,3 +89,12 @@ def test_every_input_is_taken_once(lengths, max_tokens):
         taken += rows
     wanted = [(str(number), position) for number, each in enumerate(lengths) for position in range(len(each))]
     assert sorted(taken) == sorted(wanted)
+
+
+def test_a_request_is_not_overtaken_by_itself():
+    queue = EmbeddingQueue()
+    queue.add(request("long", *[8] * 100))
+    for _ in range(9):
+        queue.take(80)
+    queue.add(request("short", 1))
+    assert places(queue, 8) == [("short", 0)]

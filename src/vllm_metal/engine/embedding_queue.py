@@ -94,6 +94,7 @@ class EmbeddingQueue:
         positions = pending.positions[length]
         rows = [Row(pending.request, positions.pop()) for _ in range(min(most, len(positions)))]
         pending.num_remaining_tokens -= length * len(rows)
+        pending.num_taken_before += length * len(rows)  # its own have not overtaken it
         if not positions:
             del pending.positions[length]
         if not pending.positions:
