@@ -179,7 +179,7 @@ class Server:
         return loop.time() - began
 
     def state(self, name: str) -> str:
-        return next((model.state for model in self.manager.models if model.name == name), "unknown")
+        return next((model.state for model in self.manager.roster.models if model.name == name), "unknown")
 
 
 def play(folder: Path, loader: Loader, script: Any, text: str = "", **options: Any) -> Any:
@@ -364,7 +364,7 @@ def test_who_waits_too_long_is_told_to_come_back(folder):
             await server.ask("b", deadline_s=3.0)
         assert asyncio.get_running_loop().time() - began == pytest.approx(LOAD_WAIT_S + 3.0)
         long.cancel()
-        assert not [model for model in server.manager.models if model.num_requests > 1]
+        assert not [model for model in server.manager.roster.models if model.num_requests > 1]
 
     play(folder, Loader(device_bytes=GB), script)
 
@@ -428,7 +428,7 @@ def test_a_failure_keeps_hold_of_none_who_were_told(folder, error):
                 await server.ask("b")
             told.append(failed.value)
         assert len(set(map(id, told))) == 3
-        [failure] = [model.failure for model in server.manager.models if model.failure]
+        [failure] = [model.failure for model in server.manager.roster.models if model.failure]
         assert failure.error.__traceback__ is None
 
     play(folder, Loader(), script)
@@ -534,7 +534,12 @@ def test_names(folder):
                 async with server.manager.acquire(name):
                     pass
             assert unfit.value.param == "model"
-        assert [listed.local.name for listed, _ in await server.manager.listed()] == ["a", "b", "c", "d"]
+        assert [listed.local.name for listed, _ in await server.manager.roster.listed()] == [
+            "a",
+            "b",
+            "c",
+            "d",
+        ]
         return server.loader
 
     text = f'[models.aliases]\nshort = "{folder / "b"}"\n'
@@ -552,19 +557,19 @@ def test_models_come_to_the_disk_and_leave_it(folder, tmp_path):
         await asyncio.sleep(5)
         # Loaded, it serves all the same, and is told of.
         await server.ask("new")
-        told = [(file, model.name) for file, model in await server.manager.listed() if model]
+        told = [(file, model.name) for file, model in await server.manager.roster.listed() if model]
         assert (None, "new") in told
         await server.manager.unload("new")
         with pytest.raises(ModelNotFound):
             await server.ask("new")
-        assert "new" not in {model.name for _, model in await server.manager.listed() if model}
+        assert "new" not in {model.name for _, model in await server.manager.roster.listed() if model}
 
     play(folder, Loader(device_bytes=4 * GB), script, models_dir=tmp_path)
 
 
 def test_how_long_requests_may_be_is_told_before_a_model_is_loaded(folder):
     async def script(server):
-        files = {file.local.name: file for file, _ in await server.manager.listed()}
+        files = {file.local.name: file for file, _ in await server.manager.roster.listed()}
         return {name: file.max_model_len for name, file in files.items()}
 
     text = f'[models."{folder}/b"]\nmax_model_len = 64\n'
@@ -587,7 +592,7 @@ def test_a_name_is_not_looked_for_among_paths(folder, monkeypatch):
 
 def test_one_model_by_many_names_is_loaded_once(folder):
     async def script(server):
-        assert [model.name for model in server.manager.models] == ["a", "b"]
+        assert [model.name for model in server.manager.roster.models] == ["a", "b"]
         await asyncio.sleep(5)
         for name in ("b", "first", "second", str(folder / "b")):
             async with server.manager.acquire_a(Engine, name) as engine:
@@ -804,7 +809,7 @@ def test_whatever_is_asked(folder, asked, unloads, sizes, device_bytes, is_pinne
     async def script(server):
         work: Iterable[Any] = [ask(server, dict(request)) for request in asked]
         await asyncio.gather(*work, *(unload(server, *each) for each in unloads))
-        assert all(model.num_users == 0 for model in server.manager.models)
+        assert all(model.num_users == 0 for model in server.manager.roster.models)
         await asyncio.sleep(LOAD_S)
         return server.loader
 

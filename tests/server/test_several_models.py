@@ -139,6 +139,8 @@ def test_loading_and_unloading_by_hand(server: ServerProcess) -> None:
     # Without a name it is the default one; a request has it loaded again.
     assert server.post("/admin/models/unload", {})[1]["name"] == NAMES[0]
     assert states(server)[NAMES[0]] == "unloaded"
+    listed = {model["id"]: model for model in server.get("/v1/models")[1]["data"]}
+    assert (listed[NAMES[0]]["state"], listed[NAMES[0]]["max_model_len"]) == ("unloaded", 4096)
     assert server.get("/ready")[0] == 200
     complete(server, NAMES[0], "x")
     status, reply = server.post("/admin/models/load", {"model": "tow"})

@@ -134,7 +134,7 @@ def _run(path: Path | None, flags: Mapping[str, object]) -> int:
 
         def say_ready(urls: list[str]) -> None:
             path = "" if config.server.uds else "/v1"
-            printer.note(f"serving `{manager.served_names[0]}` on {urls[0]}{path}")
+            printer.note(f"serving `{manager.roster.served_names[0]}` on {urls[0]}{path}")
 
         def bound_stopping(exit_code: int) -> None:
             drain_s = config.server.drain_timeout if exit_code == run.STOPPED else 0.0

@@ -48,7 +48,7 @@ async def index(request: web.Request) -> web.Response:
     page = _PAGE.format(
         version=__version__,
         state="Ready." if health.status == "ok" else f"Not ready: {escape(health.stage)}.",
-        names=", ".join(f"<code>{escape(name)}</code>" for name in manager.served_names),
+        names=", ".join(f"<code>{escape(name)}</code>" for name in manager.roster.served_names),
         url=escape(f"{request.scheme}://{request.host}"),
         authorization=_AUTHORIZATION if request.app[CONFIG].server.api_keys else "",
         rows="".join(rows),

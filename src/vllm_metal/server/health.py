@@ -48,5 +48,5 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def load(request: web.Request) -> web.Response:
-    models = request.app[MANAGER].models
+    models = request.app[MANAGER].roster.models
     return bodies.reply(Load(sum(model.num_requests for model in models)))

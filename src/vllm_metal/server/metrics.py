@@ -12,9 +12,9 @@ from vllm_metal.server.resident_model import ResidentModel
 
 
 async def metrics(request: web.Request) -> web.Response:
-    manager = request.app[MANAGER]
+    roster = request.app[MANAGER].roster
     models = [
-        _figures(model) for model in manager.models if model is manager.default or model.phase == "loaded"
+        _figures(model) for model in roster.models if model is roster.default or model.phase == "loaded"
     ]
     with_mlx = any(each.model is not None for each in models)
     figures = ServerFigures(models, await request.app[MACHINE_WATCH].look(with_mlx=with_mlx))

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -17,14 +17,12 @@ from typing import Any, Literal, TypeVar
 from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine
 from vllm_metal.engine.memory_budget import MemoryBudget, TooTight
-from vllm_metal.errors import EngineError, EngineUnavailable, InvalidRequest, MetalError, ModelNotFound
-from vllm_metal.hub.names import AliasSource, HubSource, PathSource, Source, config_for, configured_source
+from vllm_metal.errors import EngineError, EngineUnavailable, InvalidRequest, MetalError
 from vllm_metal.hub.progress import ShowProgress, silence
-from vllm_metal.server.adapter_names import adapter_names
-from vllm_metal.server.model_directory import ListedModel, ModelDirectory
 from vllm_metal.server.model_loader import MLXLoader, ModelLoader, ServingEngine
 from vllm_metal.server.placement import make_room, needs
 from vllm_metal.server.resident_model import Phase, ResidentModel, as_metal_error
+from vllm_metal.server.roster import Roster
 
 logger = logging.getLogger(__name__)
 
@@ -67,19 +65,7 @@ class ModelManager:
         self._show_progress = show_progress
         self._loader = loader or MLXLoader()
         self._loop = asyncio.get_running_loop()
-        self._directory = ModelDirectory(config)
-        source = configured_source(config.models)
-        #: Names of the default model.
-        self.served_names = list(config.models.served_names) or [_served_name(source)]
-        self.default = self._new(self.served_names[0], source, config_for(config.models.default, config))
-        self._models = [self.default]
-        #: LoRA adapters, each with a name of its model.
-        self.adapters = adapter_names(config, self.served_names[0])
-        own_adapters = self.default.config.models.adapters
-        self._by_name = dict.fromkeys((*self.served_names, *own_adapters), self.default)
-        if not config.models.served_names:
-            # Who named a path or a revision to the server may name it so in requests too.
-            self._by_name |= dict.fromkeys((config.models.default, str(source)), self.default)
+        self.roster = Roster(config, on_change=self._place)
         self._budget = MemoryBudget(0, config.engine.gpu_memory_utilization)
         self.created = int(time.time())
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,31 +83,16 @@ class ModelManager:
     def start(self) -> None:
         """Begin to fetch and load what is to be there from the start; requests may come at once."""
         for name in self._config.model_sections:
-            if self._config.for_model(name).models.preload:
-                self._add_preloaded(name)
-        for model in self._models:
+            if self._config.for_model(name).models.preload and not self.roster.add_configured(name):
+                self._start(self._preload_from_disk(name))
+        for model in self.roster.models:
             model.is_preloading = model.config.models.preload
-        if not self.default.is_preloading:
+        if not self.roster.default.is_preloading:
             self._settled.set()
             self.ready.set()
         self._place()
 
-    def _add_preloaded(self, name: str) -> None:
-        try:
-            config = config_for(name, self._config)
-            source = configured_source(config.models)
-        except ModelNotFound:
-            self._start(self._preload_from_disk(name))
-            return
-        model = next((each for each in self._models if each.source == source), None)
-        if model is None:
-            model = self._new(_served_name(source), source, config)
-            self._models.append(model)
-        for each in (name, model.name):
-            self._by_name.setdefault(each, model)
-
     async def _preload_from_disk(self, name: str) -> None:
-        """One whose name means something among the models of this machine alone, as names in requests do."""
         try:
             model = await self._find(name)
         except MetalError as exc:
@@ -140,7 +111,7 @@ class ModelManager:
 
     def readiness(self) -> Health:
         """Of the default model: whether a request for it would be served, or why not yet."""
-        health, model = self.health(), self.default
+        health, model = self.health(), self.roster.default
         if health.status != "ok" or model.state in ("ok", "unloading", "unloaded"):
             return health
         if model.state == "loading":
@@ -152,26 +123,6 @@ class ModelManager:
     async def settled(self) -> None:
         """Wait until the default model is ready or known not to be had."""
         await self._settled.wait()
-
-    @property
-    def models(self) -> Sequence[ResidentModel]:
-        """The default model first, then others that were asked for."""
-        return self._models
-
-    @property
-    def engines(self) -> list[ServingEngine]:
-        return [model.engine for model in self._models if model.phase == "loaded" and model.engine]
-
-    async def listed(self) -> list[tuple[ListedModel | None, ResidentModel | None]]:
-        """All that requests may ask for, the default model first: what its files tell, and its life here."""
-        found = [(each, self._known(each)) for each in await self._directory.models()]
-        on_disk = {model for _, model in found}
-        gone = [
-            (None, model)
-            for model in self._models
-            if model not in on_disk and (model is self.default or model.is_under_way)
-        ]
-        return sorted([*found, *gone], key=lambda each: each[1] is not self.default)
 
     @asynccontextmanager
     async def acquire(
@@ -241,13 +192,13 @@ class ModelManager:
         """Refuse new requests and wait, up to `timeout_s`, for those under way."""
         self._is_draining = True
         self._settled.set()
-        for model in self._models:
+        for model in self.roster.models:
             model.refuse(EngineUnavailable("the server is shutting down"))
-        if num_users := sum(model.num_users for model in self._models):
+        if num_users := sum(model.num_users for model in self.roster.models):
             logger.info("waiting for %d request%s to finish", num_users, "" if num_users == 1 else "s")
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
-                    for model in self._models:
+                    for model in self.roster.models:
                         await model.unused.wait()
 
     async def close(self) -> None:
@@ -255,47 +206,27 @@ class ModelManager:
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
-        for model in self._models:
+        for model in self.roster.models:
             model.close()
         tasks = [*self._tasks, *self._watches.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(model.stop() for model in self._models))
+        await asyncio.gather(*(model.stop() for model in self.roster.models))
 
     async def _find(self, name: str | None) -> ResidentModel:
         self._require_open()
-        if not name:
-            return self.default
-        model = self._by_name.get(name)
-        if model is not None and (model.source is not None or model.is_under_way):
-            return model
-        found = await self._directory.find(self.adapters.get(name, name), self.served_names)
+        model = await self.roster.find(name)
         self._require_open()
-        model = self._known(found)
-        if model is None:
-            config = self._config.for_model(found.local.name, synonyms=found.names)
-            model = self._new(found.local.name, None, config)
-            model.local = found.local
-            self._models.append(model)
-        self._by_name[name] = model
         return model
-
-    def _known(self, listed: ListedModel) -> ResidentModel | None:
-        for model in self._models:
-            if model.local is not None and model.local.path == listed.local.path:
-                return model
-        # One that is to be fetched may turn out to be there.
-        called = (self._by_name.get(name) for name in listed.names)
-        return next((model for model in called if model and model.local is None), None)
 
     def _require_open(self) -> None:
         health = self.health()
         if health.status != "ok":
             raise EngineUnavailable(health.detail or health.stage)
 
-    def _new(self, name: str, source: Source | None, config: Config) -> ResidentModel:
-        return ResidentModel(name, source, config, on_change=self._place)
+    def _loaded(self) -> list[ResidentModel]:
+        return [model for model in self.roster.models if model.phase == "loaded"]
 
     def _give_up_at(self, deadline: float | None) -> float:
         give_up_at = self._loop.time() + LOAD_WAIT_S
@@ -306,12 +237,12 @@ class ModelManager:
         if self._is_closing or self._is_draining:
             return
         now, times = self._loop.time(), list[float]()
-        loaded = [model for model in self._models if model.phase == "loaded"]
+        loaded = self._loaded()
         for model in loaded:
             if not model.num_users and (model.is_leaving or model.expires_at <= now):
                 self._unload(model)
             times.append(model.expires_at)
-        for model in self._models:
+        for model in self.roster.models:
             if model.phase == "away" and model.is_wanted_now:
                 self._prepare(model)
             elif model.phase == "ready" and not model.is_wanted_now:
@@ -332,12 +263,11 @@ class ModelManager:
         """Load the next that waits, or unload others for it. Returns those that are held back until then, and
         adds to `times` when more may be.
         """
-        waiting = [model for model in self._models if model.phase == "ready" and model.is_wanted_now]
-        while waiting and not any(model.phase == "loading" for model in self._models):
+        waiting = [model for model in self.roster.models if model.phase == "ready" and model.is_wanted_now]
+        while waiting and not any(model.phase == "loading" for model in self.roster.models):
             head = min(waiting, key=lambda model: model.waiting_since or 0.0)
-            loaded = [model for model in self._models if model.phase == "loaded"]
             try:
-                going = make_room(head, loaded, self._budget, now)
+                going = make_room(head, self._loaded(), self._budget, now)
             except MetalError as exc:
                 self._fail(head, exc)
                 waiting.remove(head)
@@ -382,7 +312,7 @@ class ModelManager:
                     self._fail(model, exc)
                 return
             self._watches[model] = asyncio.create_task(self._watch(engine))
-            if model is self.default:
+            if model is self.roster.default:
                 self._settled.set()
                 self.ready.set()
 
@@ -395,7 +325,7 @@ class ModelManager:
             self._watches.pop(model).cancel()
             await model.unload()
             if model.is_pinned:
-                for other in self._models:
+                for other in self.roster.models:
                     other.forgive()
 
         return self._move(model, "unloading", unload)
@@ -426,7 +356,7 @@ class ModelManager:
 
     def _share_memory(self, newcomer: ResidentModel | None = None) -> int:
         """Tell engines how much KV they may hold; returns how much the newcomer may take in all."""
-        loaded = [model for model in self._models if model.phase == "loaded"]
+        loaded = self._loaded()
         all_needs = needs([*loaded, newcomer] if newcomer else loaded)
         shares = self._budget.kv_shares(all_needs)
         for model, share in zip(loaded, shares, strict=False):
@@ -449,7 +379,7 @@ class ModelManager:
             logger.exception("`%s` could not be loaded", model.name, exc_info=exc)
         error = as_metal_error(exc)
         model.fail(error)
-        if model is self.default and not self._settled.is_set():
+        if model is self.roster.default and not self._settled.is_set():
             self._settled.set()
             if not self._persistent or error is not exc:
                 self._die(error)
@@ -457,7 +387,7 @@ class ModelManager:
     def _die(self, error: MetalError) -> None:
         if not self.fatal.done():
             self.fatal.set_result(error)
-        for model in self._models:
+        for model in self.roster.models:
             model.refuse(EngineUnavailable(in_words(error)))
 
 
@@ -468,17 +398,6 @@ def _check_kind(model: ResidentModel, has: type[ServingEngine], wanted: type[Ser
             param="model",
             hint="`GET /v1/models` lists others",
         )
-
-
-def _served_name(source: Source) -> str:
-    """What the user called it: a repository or alias by name, a path by its last part."""
-    match source:
-        case HubSource(repo):
-            return repo
-        case PathSource():
-            return source.name
-        case AliasSource(name):
-            return name
 
 
 def in_words(exc: MetalError) -> str:

@@ -32,15 +32,15 @@ async def _models(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset
     """Each with the names that ask for it, the default one first; LoRA adapters follow their model."""
     async for told, names in _without_adapters(manager):
         yield told, names
-        for adapter, model in manager.adapters.items():
+        for adapter, model in manager.roster.adapters.items():
             if model in names:
                 yield replace(told, id=adapter, parent=told.id), frozenset({adapter})
 
 
 async def _without_adapters(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset[str]]]:
-    for listed, resident in await manager.listed():
-        if resident is manager.default:
-            for name in manager.served_names:
+    for listed, resident in await manager.roster.listed():
+        if resident is manager.roster.default:
+            for name in manager.roster.served_names:
                 yield _told(name, manager, listed, resident), frozenset({name})
         elif listed is not None:
             yield _told(listed.local.name, manager, listed, resident), listed.names

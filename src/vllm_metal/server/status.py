@@ -20,8 +20,8 @@ async def status(request: web.Request) -> web.Response:
     manager = request.app[MANAGER]
     models = [
         model_status(model, manager)
-        for model in manager.models
-        if model is manager.default or model.state != "unloaded"
+        for model in manager.roster.models
+        if model is manager.roster.default or model.state != "unloaded"
     ]
     return bodies.reply(
         ServerStatus(
@@ -38,7 +38,7 @@ async def status(request: web.Request) -> web.Response:
 
 def model_status(model: ResidentModel, manager: ModelManager) -> ModelStatus:
     health = manager.health()
-    told = ModelStatus(model.name, model.state, model.stage, is_default=model is manager.default)
+    told = ModelStatus(model.name, model.state, model.stage, is_default=model is manager.roster.default)
     if health.status != "ok":
         told.status, told.stage, told.detail = health.status, health.stage, health.detail
     elif model.state == "failed" and model.failure is not None:
