@@ -15,7 +15,7 @@ import pytest
 import tiny_folder
 from vllm_metal.engine.mlx import footprint, gpu_check, loader, model_description
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
-from vllm_metal.errors import UnsupportedModel
+from vllm_metal.errors import ModelNotFound, UnsupportedModel
 from vllm_metal.settings import ModelsConfig
 
 
@@ -85,6 +85,11 @@ def test_what_cannot_be_loaded_is_told_as_loading_would(folder: Path) -> None:
     told = footprint.main([str(folder)])
     assert "`klingon` is not supported" in told["error"]
     assert told["hint"]
+
+
+def test_one_that_has_gone_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="`.*/gone` does not exist"):
+        footprint.measure(tmp_path / "gone")
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,13 @@ class Footprint:
 
 
 def measure(path: Path) -> Footprint:
-    """Raises NotAModel or UnsupportedModel, as loading would."""
+    """Raises ModelNotFound, NotAModel or UnsupportedModel, as loading would."""
     return loader.fenced(path, _measure, path)
 
 
 def _measure(path: Path) -> Footprint:
+    store.inspect(path)
     if path.is_dir():
-        store.inspect(path)
         config = store.read_json(path / "config.json")
         loader.check_architecture(config)
         safetensors.check_files(path)
