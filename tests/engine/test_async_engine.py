@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -289,6 +291,24 @@ def test_a_model_that_does_not_load_says_why():
 
     with pytest.raises(NotAModel, match="nothing here"):
         asyncio.run(start(broken))
+
+
+def test_who_knows_why_a_load_failed_keeps_nothing_of_the_model():
+    models = []
+
+    def broken():
+        model = tiny_models.make("llama")
+        models.append(weakref.ref(model))
+        try:
+            raise ValueError(f"{len(model.layers)} layers")
+        except ValueError as exc:
+            raise NotAModel("it cannot be run") from exc
+
+    with pytest.raises(NotAModel) as told:
+        asyncio.run(start(broken))
+    gc.collect()
+    assert told.value.__traceback__ is not None
+    assert [model() for model in models] == [None]
 
 
 def test_an_engine_that_fails_ends_its_streams_and_takes_no_more(caplog):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -168,6 +169,7 @@ class EngineThread(ABC, Generic[LoadedT, CoreT, HeldT]):
         try:
             loaded = self._load()
         except BaseException as exc:
+            _drop_locals(exc)
             self._call(self._set_loaded, exc)
             return
         core: CoreT = loaded.core
@@ -208,3 +210,10 @@ class EngineThread(ABC, Generic[LoadedT, CoreT, HeldT]):
             self._loaded.set_exception(loaded)
         else:
             self._loaded.set_result(loaded)
+
+
+def _drop_locals(exc: BaseException | None) -> None:
+    """Of all calls that `exc` came through: they hold what had been loaded, and somebody may keep `exc`."""
+    while exc is not None:
+        traceback.clear_frames(exc.__traceback__)
+        exc = exc.__context__
