@@ -230,7 +230,7 @@ class ResidentModel:
     async def fetch(self, show_progress: ShowProgress) -> None:
         """Bring it to disk. Raises as `pull` does."""
         assert self.source is not None
-        self.phase, self._progress = "preparing", f"looking for `{self.source}`"
+        self._progress = f"looking for `{self.source}`"
 
         def progress(news: PullProgress) -> None:
             if self._closing:
@@ -246,7 +246,7 @@ class ResidentModel:
     async def measure(self, loader: ModelLoader) -> Measure:
         """Learn what it needs. Raises as `ModelLoader.measure` does."""
         assert self.local is not None
-        self.phase, self._progress = "preparing", f"looking at `{self.name}`"
+        self._progress = f"looking at `{self.name}`"
         began_at = self._loop.time()
         measure = await loader.measure(self.local.path, self.config)
         self.load_s = self._loop.time() - began_at
@@ -259,7 +259,7 @@ class ResidentModel:
     async def load(self, loader: ModelLoader, room_bytes: int) -> ServingEngine:
         """Raises what loading raised."""
         assert self.local is not None
-        self.phase, self._progress = "loading", f"loading `{self.local.name}`"
+        self._progress = f"loading `{self.local.name}`"
         self.gone.clear()
         engine = loader.engine(self.name, self.local.path, self.config, room_bytes)
         started_at = self._loop.time()
