@@ -136,8 +136,11 @@ def test_loading_and_unloading_by_hand(server: ServerProcess) -> None:
     assert listed["three"]["max_model_len"] == listed["large"]["max_model_len"] == 4096
     status, told = server.post("/admin/models/unload", {"model": "three"})
     assert (status, told["status"], told["size_bytes"]) == (200, "unloaded", None)
-    # Without a name it is the default one; a request has it loaded again.
-    assert server.post("/admin/models/unload", {})[1]["name"] == NAMES[0]
+    for nothing in ({}, {"model": ""}, {"model": None}):
+        status, reply = server.post("/admin/models/unload", nothing)
+        assert (status, reply["error"]["param"]) == (400, "model")
+    # A request has it loaded again.
+    assert server.post("/admin/models/unload", {"model": NAMES[0]})[0] == 200
     assert states(server)[NAMES[0]] == "unloaded"
     listed = {model["id"]: model for model in server.get("/v1/models")[1]["data"]}
     assert (listed[NAMES[0]]["state"], listed[NAMES[0]]["max_model_len"]) == ("unloaded", 4096)
