@@ -127,12 +127,13 @@ def test_launcher_stays_right_when_python_and_formula_are_upgraded(brew):
     assert "Cellar" not in "".join(rest)
 
 
-def test_keg_holds_nothing_but_code_locks_and_the_launcher(brew):
+def test_keg_holds_nothing_but_code_tables_locks_and_the_launcher(brew):
     keg = brew.opt.resolve()
     files = [path.relative_to(keg) for path in keg.rglob("*") if path.is_file()]
     assert {str(path.parent) for path in files if path.parts[0] != "libexec"} == {"bin"}
     kinds = {path.suffix for path in files if path.parts[0] == "libexec"}
-    assert kinds - {".pyc"} == {".py", ".lock", ".template", ".toml", ".typed"}
+    # The tables of GGUF's types are the one .safetensors.
+    assert kinds - {".pyc"} == {".py", ".lock", ".template", ".toml", ".typed", ".safetensors"}
 
 
 def test_keg_prints_its_version_and_help(metal):
