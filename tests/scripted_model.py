@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken
@@ -17,6 +18,7 @@ from vllm_metal.config import Config
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine
 from vllm_metal.engine.core import EngineCore, ModelRunnerOutput
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec, KVLayerGroup
+from vllm_metal.engine.memory_budget import ModelNeed
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import TokenLogprobs
@@ -28,8 +30,10 @@ from vllm_metal.parsing.detection import Choice
 from vllm_metal.parsing.output_formats import OutputFormats
 from vllm_metal.parsing.reasoning_formats import REASONING_FORMATS
 from vllm_metal.parsing.tool_formats import TOOL_FORMATS
+from vllm_metal.server.model_loader import Measure, ServingEngine
+from vllm_metal.server.model_manager import ModelManager
 from vllm_metal.server.run import running
-from vllm_metal.settings import ServerConfig
+from vllm_metal.settings import ModelsConfig, ServerConfig
 from vllm_metal.structure.compiler import Compiler
 
 NAME = "scripted"
@@ -104,29 +108,20 @@ class Runner:
         pass
 
 
-class Manager:
-    """What the server asks of its `ModelManager`, for an engine that is there."""
+@dataclass(frozen=True)
+class Loader:
+    """What a `ModelManager` asks for engines, whatever lies in the folder."""
 
-    served_names = (NAME,)
-    created = 0
-    adapters: Mapping[str, str] = {}
+    load: Callable[[], LoadedEngine]
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.engine = engine
-        self.default = SimpleNamespace(state="ok", phase="loaded", engine=engine, local=None)
+    async def measure(self, path: Path, config: Config) -> Measure:
+        return Measure(ModelNeed(), device_bytes=1 << 40)
 
-    def start(self) -> None:
-        pass
+    def engine_type(self, path: Path) -> type[ServingEngine]:
+        return AsyncEngine
 
-    async def close(self) -> None:
-        await self.engine.stop()
-
-    async def listed(self) -> list[tuple[None, SimpleNamespace]]:
-        return [(None, self.default)]
-
-    @asynccontextmanager
-    async def acquire(self, name: str | None, **_: object) -> AsyncIterator[AsyncEngine]:
-        yield self.engine
+    def engine(self, name: str, path: Path, config: Config, room_bytes: int) -> ServingEngine:
+        return AsyncEngine(self.load, max_queued=config.server.max_queued, name=name)
 
 
 def _load(formats: OutputFormats, script: Script, max_model_len: int) -> LoadedEngine:
@@ -138,7 +133,8 @@ def _load(formats: OutputFormats, script: Script, max_model_len: int) -> LoadedE
     scheduler = Scheduler(kv, max_num_seqs=8, max_num_batched_tokens=4096, pace=StepPace(100.0, min_chunk=16))
     core = EngineCore(scheduler, Runner(own, script), OutputProcessor(own.detokenizer, own.eos_token_ids))
     grammars = Compiler(own.backend.to_str, added_tokens=own.added_tokens, eos_token_ids=own.eos_token_ids)
-    return LoadedEngine(core, own, max_model_len, formats=formats, grammars=grammars)
+    need = ModelNeed(full_kv_bytes=1 << 30)
+    return LoadedEngine(core, own, max_model_len, formats=formats, grammars=grammars, need=need)
 
 
 @contextmanager
@@ -157,20 +153,19 @@ def serving(
     )
     listening: Future[tuple[str, Callable[[], object]]] = Future()
 
-    async def serve() -> None:
-        engine = AsyncEngine(lambda: _load(formats, script, max_model_len), max_queued=64, name=NAME)
-        await engine.start()
-        async with running(Config(server=ServerConfig(**{"port": 0, **server})), Manager(engine)) as [
-            url,
-            *_,
-        ]:
+    async def serve(config: Config) -> None:
+        manager = ModelManager(config, loader=Loader(lambda: _load(formats, script, max_model_len)))
+        async with running(config, manager) as [url, *_]:
+            await manager.settled()
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             listening.set_result((url, lambda: loop.call_soon_threadsafe(stop.set)))
             await stop.wait()
 
-    with ThreadPoolExecutor(1) as thread:
-        served = thread.submit(asyncio.run, serve())
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
+        model = tiny_folder.save(Path(folder, NAME))
+        config = Config(server=ServerConfig(**{"port": 0, **server}), models=ModelsConfig(default=str(model)))
+        served = thread.submit(asyncio.run, serve(config))
         wait([served, listening], return_when=FIRST_COMPLETED)
         if served.done():
             served.result()

@@ -45,11 +45,11 @@ def checked(answer: Any, kind: Any) -> Any:
 
 
 def whole(client: openai.OpenAI, input: Any, **fields: Any) -> Response:
-    return checked(client.responses.create(model="x", input=input, **fields), Response)
+    return checked(client.responses.create(model="scripted", input=input, **fields), Response)
 
 
 def streamed(client: openai.OpenAI, input: Any, **fields: Any) -> list[Any]:
-    stream = client.responses.create(model="x", input=input, stream=True, **fields)
+    stream = client.responses.create(model="scripted", input=input, stream=True, **fields)
     return [checked(event, ResponseStreamEvent) for event in stream]
 
 
@@ -150,7 +150,7 @@ def test_events_have_names_and_nothing_follows_the_last(url: str) -> None:
 
 
 def test_the_streaming_helper(client: openai.OpenAI) -> None:
-    with client.responses.stream(model="x", input=EVERYTHING, tools=[WEATHER]) as stream:
+    with client.responses.stream(model="scripted", input=EVERYTHING, tools=[WEATHER]) as stream:
         kinds = {event.type for event in stream}
         response = stream.get_final_response()
     assert {"response.output_text.delta", "response.function_call_arguments.done"} <= kinds
@@ -170,7 +170,7 @@ class Extracted(BaseModel):
 
 
 def test_structure(client: openai.OpenAI) -> None:
-    parsed = client.responses.parse(model="x", input='{"name":"Ava","age":25}', text_format=Extracted)
+    parsed = client.responses.parse(model="scripted", input='{"name":"Ava","age":25}', text_format=Extracted)
     assert parsed.output_parsed == Extracted(name="Ava", age=25)
     echoed = parsed.text.format
     assert (echoed.type, echoed.name) == ("json_schema", "Extracted")
@@ -531,7 +531,7 @@ def test_a_past_stream_cannot_be_had_again(client: openai.OpenAI, url: str) -> N
 
 def test_what_codex_sends(client: openai.OpenAI, url: str) -> None:
     body = {
-        "model": "x",
+        "model": "scripted",
         "input": [
             {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Rules."}]},
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Where."}]},

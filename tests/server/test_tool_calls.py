@@ -36,7 +36,7 @@ def client(hermes: str) -> Iterator[openai.OpenAI]:
 
 def body(text: str, **fields: Any) -> dict[str, Any]:
     """A request to write `text`."""
-    return {"model": "x", "messages": [{"role": "user", "content": text}], "tools": [TOOL], **fields}
+    return {"model": "scripted", "messages": [{"role": "user", "content": text}], "tools": [TOOL], **fields}
 
 
 def whole(client: openai.OpenAI, text: str, **fields: Any) -> Any:
@@ -93,7 +93,7 @@ def test_a_stream_amounts_to_the_whole_in_every_format(name: str) -> None:
 
 def test_from_question_to_call_to_answer(client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": f"Let me see.\n{HERMES(CALLS[:1])}"}]
-    ask = {"model": "x", "tools": [TOOL]}
+    ask = {"model": "scripted", "tools": [TOOL]}
     asked = client.chat.completions.create(messages=messages, **ask).choices[0]
     assert asked.message.content == "Let me see."
     [call] = asked.message.tool_calls
@@ -214,7 +214,7 @@ def test_going_on_with_a_message(client: openai.OpenAI, begun: str, reasoning: b
     messages: list[Any] = [{"role": "assistant", "content": begun}]
     message = (
         client.chat.completions.create(
-            model="x", messages=messages, extra_body={"continue_final_message": True}
+            model="scripted", messages=messages, extra_body={"continue_final_message": True}
         )
         .choices[0]
         .message
