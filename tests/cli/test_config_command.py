@@ -211,7 +211,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lam
 def numbers(each: config.Setting) -> st.SearchStrategy[float]:
     if each.kind is float:
         least = each.minimum if each.above is None else each.above
-        return st.floats(least, each.maximum, exclude_min=each.above is not None)
+        return st.floats(least, each.maximum, exclude_min=each.above is not None, allow_infinity=False)
     whole = st.integers(int(each.minimum or 0), int(each.maximum or 2**40))
     return whole | st.just(0) if each.or_zero else whole
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import json
 import math
 from importlib import import_module
@@ -507,9 +508,12 @@ def test_a_real_mixture_of_types_goes_on_with_a_text_and_is_converted_once(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    caplog.set_level(logging.INFO)
     assert continuation(gemma3_path) == " Thursday, Friday, Saturday, Sunday,"
     [kept] = paths.conversions_dir().iterdir()
     written = kept.stat().st_mtime_ns
+    assert "convert" in caplog.text
+    caplog.clear()
     assert continuation(gemma3_path) == " Thursday, Friday, Saturday, Sunday,"
     assert kept.stat().st_mtime_ns == written
     assert "convert" not in caplog.text
