@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import logging
 import json
+import logging
 import math
 from importlib import import_module
 from typing import Any
