@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
@@ -227,6 +227,7 @@ INPUTS = {
 }
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_set_then_load(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     file = tmp_path_factory.getbasetemp() / "round-trip.toml"
