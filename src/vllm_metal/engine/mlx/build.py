@@ -15,9 +15,10 @@ from vllm_metal.engine.core import EngineCore, ModelRunner
 from vllm_metal.engine.device_turns import DeviceTurns, Turn
 from vllm_metal.engine.kv_cache_manager import KV_STEP, KVCacheManager
 from vllm_metal.engine.memory_budget import USEFUL_TOKENS, ModelNeed, TooTight
-from vllm_metal.engine.mlx import adapters, blas, device, kv_cache, loader
+from vllm_metal.engine.mlx import adapters, device, kv_cache, loader
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
+from vllm_metal.engine.mlx.loading import loading
 from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.self_check import Mode, choose_mode
 from vllm_metal.engine.mlx.split_runner import SplitRunner
@@ -52,12 +53,7 @@ def build(
     """
     started = time.monotonic()
     engine = config.engine
-    device.select(engine.device)
-    device.prepare()
-    if device.is_cpu():
-        blas.warn_if_slow()
-    turn = (turns or DeviceTurns()).join()
-    try:
+    with loading(engine.device, turns or DeviceTurns()) as turn:
         loaded = loader.load(
             path,
             dtype=engine.dtype,
@@ -97,14 +93,10 @@ def build(
             max_num_batched_tokens=max_num_batched_tokens,
             pace=StepPace(engine.max_step_stretch, _CPU_LEAST_CHUNK if device.is_cpu() else _GPU_LEAST_CHUNK),
         )
-    except BaseException:
-        turn.leave()
-        device.leave_thread()
-        raise
     usage.record(path)
     summary = ModelSummary(
         number_format=loaded.quantization or loaded.dtype,
-        device="CPU" if device.is_cpu() else "GPU",
+        device=device.label(),
         mode=mode,
         weight_bytes=loaded.weight_bytes,
         load_s=time.monotonic() - started,

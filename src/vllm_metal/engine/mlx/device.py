@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from typing import Literal
 import threading
 from queue import Empty, SimpleQueue
 
@@ -40,6 +41,11 @@ def select(name: str) -> None:
 
 def is_cpu() -> bool:
     return bool(mx.default_device() == mx.cpu)
+
+
+def label() -> Literal["CPU", "GPU"]:
+    """For people."""
+    return "CPU" if is_cpu() else "GPU"
 
 
 def memory_bytes() -> int:

@@ -14,7 +14,8 @@ from vllm_metal.engine.embedding_core import EmbeddingCore
 from vllm_metal.engine.embedding_engine import LoadedEmbedder
 from vllm_metal.engine.embedding_request import EmbeddingInput
 from vllm_metal.engine.memory_budget import ModelNeed
-from vllm_metal.engine.mlx import bert, blas, device, embedding_loader
+from vllm_metal.engine.mlx import bert, device, embedding_loader
+from vllm_metal.engine.mlx.loading import loading
 from vllm_metal.engine.mlx.pooling_runner import PoolingRunner
 from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.errors import UnsupportedModel
@@ -38,24 +39,15 @@ def build(path: Path, config: Config, *, name: str, turns: DeviceTurns) -> Loade
         )
     started = time.monotonic()
     engine = config.engine
-    device.select(engine.device)
-    device.prepare()
-    if device.is_cpu():
-        blas.warn_if_slow()
-    turn = turns.join()
-    try:
+    with loading(engine.device, turns) as turn:
         loaded = embedding_loader.load(path, dtype=engine.dtype, max_model_len=engine.max_model_len)
         runner = PoolingRunner(loaded.model, loaded.head)
         max_tokens = _CPU_BATCH_TOKENS if device.is_cpu() else _GPU_BATCH_TOKENS
         step_bytes = _step_bytes(runner, loaded.traits.max_model_len, max_tokens, turn)
-    except BaseException:
-        turn.leave()
-        device.leave_thread()
-        raise
     usage.record(path)
     summary = ModelSummary(
         number_format=loaded.number_format,
-        device="CPU" if device.is_cpu() else "GPU",
+        device=device.label(),
         mode="encoder" if isinstance(loaded.model, bert.Bert) else "decoder",
         weight_bytes=loaded.weight_bytes,
         load_s=time.monotonic() - started,
