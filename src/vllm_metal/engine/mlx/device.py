@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import Literal
 import threading
 from queue import Empty, SimpleQueue
+from typing import Literal
 
 import mlx.core as mx
 import psutil
