@@ -394,7 +394,10 @@ def test_drain_timeout_error_names_the_ceiling(file: Path) -> None:
     [
         ({"METAL_SERVER_PORT": "x"}, '`METAL_SERVER_PORT` must be a whole number from 0 to 65535, got "x"'),
         ({"METAL_SERVER_PORT": "x", "flags": {"server.port": 1}}, "`METAL_SERVER_PORT` must be"),
-        ({"METAL_MODELS_ALIASES": "x"}, '`METAL_MODELS_ALIASES` must be a table of non-empty strings, got "'),
+        ({"METAL_MODELS_ALIASES": "x"}, '`METAL_MODELS_ALIASES` must be like `name=value`, got "x"'),
+        ({"METAL_MODELS_ALIASES": "a=o/x,=y"}, '`METAL_MODELS_ALIASES` must be like `name=value`, got "=y"'),
+        ({"METAL_MODELS_ALIASES": "a=o/x, a =o/y"}, "`METAL_MODELS_ALIASES` names `a` twice"),
+        ({"METAL_MODELS_ADAPTERS": "a=/a,b=/b,a=/a"}, "`METAL_MODELS_ADAPTERS` names `a` twice"),
         ({"VLLM_MLX_DEVICE": "tpu"}, '`VLLM_MLX_DEVICE` must be "auto", "gpu" or "cpu", got "tpu"'),
         ({"VLLM_METAL_USE_MLX": "no"}, '`VLLM_METAL_USE_MLX` must be 0 or 1, got "no"'),
         ({"VLLM_METAL_MEMORY_FRACTION": "lots"}, "`VLLM_METAL_MEMORY_FRACTION` must be a number above 0"),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from vllm_metal import paths
 from vllm_metal.errors import ConfigError
-from vllm_metal.setting import Setting, shown
+from vllm_metal.setting import Setting
 from vllm_metal.settings import (
     MODEL_SETTINGS,
     SECTIONS,
@@ -288,20 +288,5 @@ def _from_flags(flags: Mapping[str, object]) -> _Layer:
         if value is not None:
             each = SETTINGS[key]
             kind = "flag" if each.option.startswith("--") else "argument"
-            subject = f"`{each.option}`"
-            if each.kind is dict:
-                value = _table(value, subject)
-            yield each, each.check(value, subject), Origin("flag", f"{kind} {each.option}")
-
-
-def _table(items: Any, subject: str) -> dict[str, str]:
-    """Of `items`, each like "name=value"."""
-    table = {}
-    for item in items:
-        name, _, value = item.partition("=")
-        if not name or not value:
-            raise ConfigError(f"{subject} must be like `name=path`, got {shown(item)}")
-        if name in table:
-            raise ConfigError(f"{subject} names `{name}` twice")
-        table[name] = value
-    return table
+            given = tuple(value) if isinstance(value, list) else value
+            yield each, each.check(given, f"`{each.option}`"), Origin("flag", f"{kind} {each.option}")

@@ -100,13 +100,8 @@ class Setting:
 
     def read(self, text: str) -> object:
         """The value that `text` of a variable or a command line stands for, unchecked."""
-        if self.kind is tuple:
+        if self.kind in (tuple, dict):
             return tuple(item.strip() for item in text.split(",") if item.strip())
-        if self.kind is dict:
-            pairs = [item.partition("=") for item in text.split(",") if item.strip()]
-            if not all(equals for _, equals, _ in pairs):
-                return text
-            return {name.strip(): value.strip() for name, _, value in pairs}
         if self.kind is bool:
             return _BOOLEANS.get(text.lower(), text)
         try:
@@ -115,15 +110,34 @@ class Setting:
             return text
 
     def check(self, value: object, subject: str) -> object:
-        """The value as its section holds it. `subject` begins the message of the `ConfigError`."""
+        """The value as its section holds it: a table may be given as its items, each like "name=value".
+
+        `subject` begins the message of the `ConfigError`.
+        """
         if self.kind is tuple and isinstance(value, (str, list)):
             value = (value,) if isinstance(value, str) else tuple(value)
+        elif self.kind is dict and isinstance(value, tuple):
+            value = self._table(value, subject)
         elif self.choices and isinstance(value, str):
             value = self.synonyms.get(value, value)
         if not self._allows(value):
             got = "a value that is kept secret" if self.secret else shown(value)
             raise ConfigError(f"{subject} must be {self.rule}, got {got}", hint=f"`{self.key}`: {self.doc}")
         return float(value) if self.kind is float and isinstance(value, int) else value
+
+    def _table(self, items: tuple[str, ...], subject: str) -> dict[str, str]:
+        table: dict[str, str] = {}
+        for item in items:
+            name, _, value = map(str.strip, item.partition("="))
+            if not name or not value:
+                form = f"name={'path' if self.is_path else 'value'}"
+                raise ConfigError(
+                    f"{subject} must be like `{form}`, got {shown(item)}", hint=f"`{self.key}`: {self.doc}"
+                )
+            if name in table:
+                raise ConfigError(f"{subject} names `{name}` twice", hint="leave one of the two out")
+            table[name] = value
+        return table
 
     def _allows(self, value: object) -> bool:
         # The exact type, because to Python a boolean is a number.
