@@ -129,7 +129,14 @@ class RateLimited(EngineBusy):
 
 
 class DeadlineExceeded(MetalError):
-    pass
+    """`why` says what the request was waiting for, where that is known."""
+
+    def __init__(self, why: str | None = None) -> None:
+        message = "the request did not end within its time limit"
+        super().__init__(
+            f"{message}: {why}" if why else message,
+            hint="give it a longer `timeout`, or raise `server.request_timeout` for those that bring none",
+        )
 
 
 class EngineUnavailable(MetalError):

@@ -43,8 +43,8 @@ field counts as absent. `model` may be left out. Query strings are ignored but f
   schemas, as `allOf` and `oneOf` do. An answer ends where nothing may follow; `finish_reason` is `length` for
   one that was cut off before.
 - **Time limits.** `timeout` is in seconds, from the arrival of the body. A reply that has not begun ends
-  with 408, and with `x-should-retry: false`, since OpenAI's clients would ask again; a stream begins at
-  once, so there it is an event.
+  with 408, and with `x-should-retry: false`, since OpenAI's clients would ask again; a stream begins as soon
+  as its model is loaded, so from then on it is an event.
 - **Waiting.** Streams carry a comment every ten seconds in which nothing else is sent. With
   `stream_options.include_progress` they tell by comments how far the request is from its first token.
 - **Tools and reasoning.** `metal show` tells in which formats a model's calls and reasoning are read.

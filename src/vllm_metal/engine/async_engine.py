@@ -186,7 +186,7 @@ class RequestStream:
         if self._outputs:
             self._arrived.set()
         if not outputs:
-            raise DeadlineExceeded("the request did not end within its time limit")
+            raise DeadlineExceeded
         self._running.difference_update(output.request_id for output in outputs if output.finished)
         return outputs
 

@@ -198,7 +198,7 @@ class EmbeddingEngine(EngineThread[LoadedEmbedder, EmbeddingCore, _Held]):
             async with asyncio.timeout_at(deadline):
                 return await vectors
         except TimeoutError:
-            raise DeadlineExceeded("the request did not end within its time limit") from None
+            raise DeadlineExceeded from None
         finally:
             if self._release(request.request_id):
                 self._inbox.put(_Abort(request.request_id))

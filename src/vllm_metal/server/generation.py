@@ -22,7 +22,7 @@ from vllm_metal.engine.outputs import Progress as EngineProgress
 from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.errors import InvalidRequest, MetalError
 from vllm_metal.server import bodies
-from vllm_metal.server.keys import CONFIG, TALLY
+from vllm_metal.server.keys import CONFIG, DEADLINE, TALLY
 from vllm_metal.server.sse import EventStream
 from vllm_metal.server.tally import Tally
 from vllm_metal.server.thought_counter import ThoughtCounter
@@ -53,9 +53,12 @@ class Wording(Protocol):
 
 
 def deadline(request: web.Request, body: GenerationRequest | PoolingRequest) -> float | None:
-    """When the request is given up, in the loop's time."""
+    """When the request is given up, in the loop's time: the same however often it is asked for."""
     timeout_s = body.timeout or request.app[CONFIG].server.request_timeout
-    return asyncio.get_running_loop().time() + timeout_s if timeout_s else None
+    if not timeout_s:
+        return None
+    deadline: float = request.setdefault(DEADLINE, asyncio.get_running_loop().time() + timeout_s)
+    return deadline
 
 
 async def sampling_params(

@@ -24,5 +24,6 @@ PROBES = frozenset({"/health", "/ready", "/ping"})
 
 RATE_LIMIT: web.RequestKey[dict[str, str]] = web.RequestKey("rate_limit", dict)
 REQUEST_ID = web.RequestKey("request_id", str)
+DEADLINE = web.RequestKey("deadline", float)
 #: What has been generated for it, for the log.
 TALLY = web.RequestKey("tally", Tally)

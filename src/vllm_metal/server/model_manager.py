@@ -132,7 +132,7 @@ class ModelManager:
 
         `deadline` is in the loop's time. Raises ModelNotFound for a name that is not served; InvalidRequest
         for a model that generates no text; EngineUnavailable, with when to come back, while there is no
-        engine; InsufficientMemory where there never can be one.
+        engine; DeadlineExceeded where there is none by then; InsufficientMemory where there never can be one.
         """
         async with self.acquire_a(AsyncEngine, name, deadline=deadline, keep_alive_s=keep_alive_s) as engine:
             yield engine
@@ -151,7 +151,7 @@ class ModelManager:
         # Before it is loaded, if it is known by then.
         if model.local is not None and model.engine is None:
             _check_kind(model, self._loader.engine_type(model.local.path), kind)
-        async with model.used(self._give_up_at(deadline), keep_alive_s) as engine:
+        async with model.used(self._give_up_at(), keep_alive_s, deadline=deadline) as engine:
             _check_kind(model, type(engine), kind)
             assert isinstance(engine, kind)
             yield engine
@@ -160,7 +160,7 @@ class ModelManager:
     async def acquire_any(self, name: str | None) -> AsyncIterator[ServingEngine]:
         """As `acquire`, whatever its model is for."""
         model = await self._find(name)
-        async with model.used(self._give_up_at(None), None) as engine:
+        async with model.used(self._give_up_at(), None) as engine:
             yield engine
 
     async def load(self, name: str | None, keep_alive_s: float | None) -> ResidentModel:
@@ -228,9 +228,8 @@ class ModelManager:
     def _loaded(self) -> list[ResidentModel]:
         return [model for model in self.roster.models if model.phase == "loaded"]
 
-    def _give_up_at(self, deadline: float | None) -> float:
-        give_up_at = self._loop.time() + LOAD_WAIT_S
-        return min(give_up_at, deadline or give_up_at)
+    def _give_up_at(self) -> float:
+        return self._loop.time() + LOAD_WAIT_S
 
     def _place(self) -> None:
         """Do what can be done now for models that are asked for, and come back when there is more."""

@@ -12,7 +12,14 @@ from typing import Literal
 
 from vllm_metal.config import Config
 from vllm_metal.engine.memory_budget import ModelNeed
-from vllm_metal.errors import DownloadError, EngineError, EngineUnavailable, InsufficientMemory, MetalError
+from vllm_metal.errors import (
+    DeadlineExceeded,
+    DownloadError,
+    EngineError,
+    EngineUnavailable,
+    InsufficientMemory,
+    MetalError,
+)
 from vllm_metal.hub.names import Source
 from vllm_metal.hub.progress import PullProgress, ShowProgress
 from vllm_metal.hub.pull import pull
@@ -103,13 +110,14 @@ class ResidentModel:
 
     @asynccontextmanager
     async def used(
-        self, give_up_at: float | None, keep_alive_s: float | None
+        self, give_up_at: float | None, keep_alive_s: float | None, *, deadline: float | None = None
     ) -> AsyncIterator[ServingEngine]:
         """Its engine, which is not unloaded meanwhile; afterwards it stays for `keep_alive_s`, else as
-        configured. Raises EngineUnavailable, or whatever else keeps it away, where there is none by then.
+        configured. Raises EngineUnavailable, or whatever else keeps it away, where there is none by then, and
+        DeadlineExceeded where the request's own time, all in the loop's, ends first.
         """
         if not self.is_open:
-            await self._wait(give_up_at)
+            await self._wait(give_up_at, deadline)
         else:
             self._enter()
         try:
@@ -315,19 +323,22 @@ class ResidentModel:
         self.is_preloading &= self.failure.is_passing
         self.refuse(self.failure.for_requests(self._loop.time()))
 
-    async def _wait(self, give_up_at: float | None) -> None:
+    async def _wait(self, give_up_at: float | None, deadline: float | None) -> None:
         if self.failure and self._loop.time() < self.failure.retry_at:
             raise self.failure.for_requests(self._loop.time())
         future = self._loop.create_future()
         self._waiting[future] = self._loop.time()
         self._on_change()
         try:
-            async with asyncio.timeout_at(give_up_at):
+            async with asyncio.timeout_at(deadline), asyncio.timeout_at(give_up_at):
                 await future
         except TimeoutError:
             stage = "it gives way to another model" if self.phase == "loaded" else self.stage
             self._give_up(future)
-            raise EngineUnavailable(f"`{self.name}` is not ready: {stage}", retry_after_s=10) from None
+            why = f"`{self.name}` is not ready: {stage}"
+            if deadline is not None and deadline <= self._loop.time():
+                raise DeadlineExceeded(why) from None
+            raise EngineUnavailable(why, retry_after_s=10) from None
         except BaseException:
             self._give_up(future)
             raise
