@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -19,6 +19,10 @@ class EmbeddingInput:
     dimensions: int | None = None
 
 
+def num_tokens(inputs: Iterable[EmbeddingInput]) -> int:
+    return sum(len(each.token_ids) for each in inputs)
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
     request_id: str
@@ -26,7 +30,7 @@ class EmbeddingRequest:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(each.token_ids) for each in self.inputs)
+        return num_tokens(self.inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from vllm_metal.api.embeddings import (
     PoolingUsage,
 )
 from vllm_metal.engine.embedding_engine import EmbeddingEngine
-from vllm_metal.engine.embedding_request import EmbeddingInput
+from vllm_metal.engine.embedding_request import EmbeddingInput, num_tokens
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.server import bodies, generation
 from vllm_metal.server.keys import MANAGER
@@ -40,8 +40,7 @@ async def embeddings(request: web.Request) -> web.Response:
         vectors = await engine.compute(inputs, deadline=deadline)
         # Piece by piece and not on the loop, where others' tokens would wait for it.
         data = await asyncio.to_thread(_encoded, vectors, body.encoding_format)
-        usage = PoolingUsage.of(sum(len(each.token_ids) for each in inputs))
-        return bodies.reply(EmbeddingList(data, engine.name, usage))
+        return bodies.reply(EmbeddingList(data, engine.name, PoolingUsage.of(num_tokens(inputs))))
 
 
 async def _inputs(

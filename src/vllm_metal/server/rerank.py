@@ -22,7 +22,7 @@ from vllm_metal.api.rerank import (
     Scores,
 )
 from vllm_metal.engine.embedding_engine import EmbeddingEngine
-from vllm_metal.engine.embedding_request import EmbeddingInput
+from vllm_metal.engine.embedding_request import num_tokens
 from vllm_metal.server import bodies, generation
 from vllm_metal.server.keys import MANAGER
 from vllm_metal.server.request_id import request_id
@@ -76,7 +76,7 @@ async def _compare(
         inputs = await engine.encode_pairs(pairs, max_tokens=max_tokens)
         engine.check(inputs, params[1])
         vectors = await engine.compute(inputs, deadline=deadline)
-        return [numbers(vector)[0] for vector in vectors], _usage(inputs)
+        return [numbers(vector)[0] for vector in vectors], PoolingUsage.of(num_tokens(inputs))
     # One query often stands before many documents.
     places = {first: place for place, first in enumerate(dict.fromkeys(first for first, _ in pairs))}
     prompts = engine.traits.prompts
@@ -91,11 +91,8 @@ async def _compare(
     vectors = await engine.compute(inputs, deadline=deadline)
     firsts = [vectors[place] for place in places_of_firsts]
     # Not on the loop, where others' tokens would wait for it.
-    return await asyncio.to_thread(_cosines, firsts, vectors[len(places) :]), _usage(inputs)
-
-
-def _usage(inputs: Sequence[EmbeddingInput]) -> PoolingUsage:
-    return PoolingUsage.of(sum(len(each.token_ids) for each in inputs))
+    scores = await asyncio.to_thread(_cosines, firsts, vectors[len(places) :])
+    return scores, PoolingUsage.of(num_tokens(inputs))
 
 
 def _cosines(firsts: Sequence[bytes], seconds: Sequence[bytes]) -> list[float]:
