@@ -79,7 +79,8 @@ def test_whitespace_is_bounded(tiny_server, options, begins):
 
 
 def test_objects_have_no_other_properties(tiny_server):
-    open_schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    a = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    open_schema = {"oneOf": [a]}
     closing = {"json": open_schema, "disable_additional_properties": True}
     [answer] = answers(tiny_server, structured_outputs=closing)
     assert json.loads(answer) == {"a": 1}

@@ -54,6 +54,22 @@ def test_what_may_be_wanted_otherwise_is_left_alone(schema):
     assert json_schema.bounded(schema, {}) == {**schema, "x-guidance": {}}
 
 
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({**A, "additionalProperties": True}, {**A, "additionalProperties": True}),
+        ({**B, "required": ["c"]}, {**B, "required": ["c"], **SHUT}),
+        ({"allOf": [A, B]}, {"allOf": [{**A, **SHUT}, {**B, **SHUT}]}),
+        ({**B, "oneOf": [A]}, {**B, "oneOf": [{**A, **SHUT}], **SHUT}),
+        ({**B, "patternProperties": {"^x": A}}, {**B, "patternProperties": {"^x": {**A, **SHUT}}, **SHUT}),
+        ({"properties": {"properties": B}}, {"properties": {"properties": {**B, **SHUT}}, **SHUT}),
+        ({"enum": [A, B]}, {"enum": [A, B]}),
+    ],
+)
+def test_in_any_case(schema, expected):
+    assert json_schema.bounded(schema, {}, in_any_case=True) == {**expected, "x-guidance": {}}
+
+
 def test_depth_is_no_matter():
     schema: dict[str, object] = A
     for _ in range(100_000):

@@ -76,9 +76,8 @@ class StructuredOutputs(Struct):
         found = []
         if self.json is not None:
             schema = _parsed(self.json, Schema, f"{param}json")
-            if self.disable_additional_properties:
-                _close(schema)
-            found.append(_of_schema(schema, f"{param}json", self._json_options))
+            closed = bool(self.disable_additional_properties)
+            found.append(_of_schema(schema, f"{param}json", self._json_options, closed=closed))
         if self.json_object:
             found.append(_of_schema({"type": "object"}, f"{param}json_object", self._json_options))
         if self.regex is not None:
@@ -113,21 +112,11 @@ def of_response_format(asked: ResponseFormat) -> Grammar | None:
     return None
 
 
-def _of_schema(schema: Schema, param: str, options: dict[str, Any] = json_schema.OPTIONS) -> Grammar:
-    return Grammar("json_schema", _json(json_schema.bounded(schema, options)), param=param)
-
-
-def _close(schema: Schema) -> None:
-    """Let no object have other properties than those it names, but where the schema speaks of them."""
-    unseen: list[Any] = [schema]
-    while unseen:
-        match unseen.pop():
-            case dict(each):
-                if "properties" in each:
-                    each.setdefault("additionalProperties", False)
-                unseen += each.values()
-            case list(several):
-                unseen += several
+def _of_schema(
+    schema: Schema, param: str, options: dict[str, Any] = json_schema.OPTIONS, *, closed: bool = False
+) -> Grammar:
+    bounded = json_schema.bounded(schema, options, in_any_case=closed)
+    return Grammar("json_schema", _json(bounded), param=param)
 
 
 def _parsed(value: Any, kind: Any, param: str) -> Any:

@@ -8,8 +8,10 @@ from typing import Any
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 #: Members that hold schemas by name, and those that hold one or a list of them.
-_NAMED = frozenset({"properties", "$defs", "definitions"})
-_PLAIN = frozenset({"items", "prefixItems", "additionalItems", "additionalProperties", "anyOf"})
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_PLAIN = frozenset(
+    {"items", "prefixItems", "additionalItems", "additionalProperties", "anyOf", "allOf", "oneOf"}
+)
 #: Where several schemas speak of one value, each must let the properties of the others pass.
 _COMBINING = frozenset(
     {"allOf", "oneOf", "not", "if", "dependentSchemas", "patternProperties", "unevaluatedProperties"}
@@ -17,22 +19,25 @@ _COMBINING = frozenset(
 _APPLYING = frozenset({"properties", "anyOf", "$ref"})
 
 
-def bounded(schema: dict[str, Any], options: dict[str, Any] = OPTIONS) -> dict[str, Any]:
+def bounded(
+    schema: dict[str, Any], options: dict[str, Any] = OPTIONS, *, in_any_case: bool = False
+) -> dict[str, Any]:
     """As the library takes it, with bounds to what weak models write without end: whitespace, by `options`,
-    and properties that the schema does not name. What follows it follows `schema` too.
+    and properties that the schema does not name, `in_any_case` even those that it may have meant to allow.
+    What follows it follows `schema` too.
     """
-    return {**_closed(schema), "x-guidance": options}
+    return {**_closed(schema, in_any_case), "x-guidance": options}
 
 
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+def _closed(schema: dict[str, Any], in_any_case: bool) -> dict[str, Any]:
     copy = {**schema}
     objects = []
     unseen = [copy]
     while unseen:
         each = unseen.pop()
-        if _COMBINING & each.keys() or len(_APPLYING & each.keys()) > 1:
+        if not in_any_case and (_COMBINING & each.keys() or len(_APPLYING & each.keys()) > 1):
             return schema
-        if _may_be_closed(each):
+        if _is_open(each) and (in_any_case or _names_required(each)):
             objects.append(each)
         unseen += _copied_parts(each)
     for each in objects:
@@ -40,12 +45,14 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def _may_be_closed(schema: dict[str, Any]) -> bool:
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, dict) or "additionalProperties" in schema:
-        return False
+def _is_open(schema: dict[str, Any]) -> bool:
+    return isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema
+
+
+def _names_required(schema: dict[str, Any]) -> bool:
+    required = schema.get("required", [])
     return isinstance(required, list) and all(
-        isinstance(name, str) and name in properties for name in required
+        isinstance(name, str) and name in schema["properties"] for name in required
     )
 
 
