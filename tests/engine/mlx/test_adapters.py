@@ -13,7 +13,7 @@ import adapter_writer
 import tiny_models
 from engine_driver import make_core, request, run
 from vllm_metal.engine.mlx import adapted_layers, adapters, kv_cache, linear
-from vllm_metal.engine.mlx.self_check import Mode, agrees
+from vllm_metal.engine.mlx.self_check import Mode, Reference, agrees
 
 PROMPTS = [
     [(13 * i + 5) % tiny_models.VOCAB_SIZE for i in range(40)],
@@ -175,5 +175,5 @@ def test_the_self_check_runs_with_adapters(adapted, mode, monkeypatch):
         return only_own(self, columns, ranks, **options)
 
     monkeypatch.setattr(adapters.Adapters, "only_own", watched)
-    assert agrees(adapted, mode, tiny_models.VOCAB_SIZE)
+    assert agrees(Reference.of(adapted, tiny_models.VOCAB_SIZE), mode)
     assert looked_at

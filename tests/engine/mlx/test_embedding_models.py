@@ -323,7 +323,7 @@ def _change(name: str, **values: object):
             "pooling",
         ),
         (_change("1_Pooling/config.json", include_prompt=False), UnsupportedModel, "prompts"),
-        (_spoil_numbers, UnsupportedModel, "NaN"),
+        (_spoil_numbers, NotAModel, "`layers.1.output.weight` has what is not a number (NaN)"),
         (_change("config.json", matryoshka_dimensions=8), UnsupportedModel, "iterable"),
         (_change("config.json", matryoshka_dimensions=["8"]), UnsupportedModel, "str"),
         (lambda folder: (folder / "modules.json").write_text('[{"type"'), NotAModel, "modules.json"),

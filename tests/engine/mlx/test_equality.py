@@ -11,7 +11,7 @@ import tiny_models
 from engine_driver import make_core, request, run
 from vllm_metal.engine.mlx import kv_cache
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
-from vllm_metal.engine.mlx.self_check import Mode, agrees
+from vllm_metal.engine.mlx.self_check import Mode, Reference, agrees
 
 PROMPTS = [
     [(13 * i + 5) % tiny_models.VOCAB_SIZE for i in range(40)],
@@ -114,27 +114,31 @@ def test_ended_by_a_token(core, references):
         _assert_same(answers[str(index)].token_ids, (expected[:length], gaps))
 
 
-def test_preempted(core, case):
-    """Two requests that start where both fit and grow to where one does, so the later is computed again."""
+@pytest.fixture(scope="module")
+def growing(case):
+    """Two prompts, tokens to answer each with, the budget that only one of them ends in, and references."""
     model, how = case
     if how["mode"] == "fused":
-        budget, lengths = 3 * 512 * slot_spec(layer_shapes(model)).bytes_per_token, (250, 250)
+        budget, max_tokens = 3 * 512 * slot_spec(layer_shapes(model)).bytes_per_token, 300
     else:
         spec = kv_cache.measure(model)
         if spec.num_bytes(512) == spec.num_bytes(256):
             pytest.skip("this model's requests do not grow")
-        budget, lengths = 2 * spec.num_bytes(512) - 1, (250, 250)
-    prompts = [
-        [(7 * i + start) % tiny_models.VOCAB_SIZE for i in range(length)]
-        for start, length in enumerate(lengths, 1)
-    ]
+        budget, max_tokens = 2 * spec.num_bytes(512) - 1, 40
+    prompts = [[(7 * i + start) % tiny_models.VOCAB_SIZE for i in range(250)] for start in (1, 2)]
+    return prompts, max_tokens, budget, [_reference(model, prompt, max_tokens) for prompt in prompts]
+
+
+def test_preempted(core, growing):
+    """Two requests that start where both fit and grow to where one does, so the later is computed again."""
+    prompts, max_tokens, budget, references = growing
     engine = core(kv_budget_bytes=budget)
     answers = run(
-        engine, [request(str(index), prompt, max_tokens=300) for index, prompt in enumerate(prompts)]
+        engine, [request(str(index), prompt, max_tokens=max_tokens) for index, prompt in enumerate(prompts)]
     )
     assert engine.scheduler.num_preemptions >= 1
-    for index, prompt in enumerate(prompts):
-        _assert_same(answers[str(index)].token_ids, _reference(model, prompt, 300))
+    for index, reference in enumerate(references):
+        _assert_same(answers[str(index)].token_ids, reference)
 
 
 def test_prefix_hits(core, case):
@@ -170,4 +174,4 @@ def test_one_prefix_is_prefilled_once(core, case):
 def test_the_self_check_agrees(case):
     model, how = case
     if how["mode"] != "serial":
-        assert agrees(model, Mode(how["mode"]), tiny_models.VOCAB_SIZE)
+        assert agrees(Reference.of(model, tiny_models.VOCAB_SIZE), Mode(how["mode"]))

@@ -73,7 +73,7 @@ def build(
         max_num_batched_tokens = engine.max_num_batched_tokens or (
             _CPU_BATCHED_TOKENS if device.is_cpu() else _GPU_BATCHED_TOKENS
         )
-        mode = choose_mode(loaded.model, loaded.config, loaded.tokenizer.vocab_size)
+        mode = choose_mode(loaded.model, loaded.config, loaded.tokenizer.vocab_size, path=path)
         step_bytes = _step_bytes(loaded.model, max_num_batched_tokens, turn)
         if room_bytes is None:
             room_bytes = int(engine.gpu_memory_utilization * device.memory_bytes())

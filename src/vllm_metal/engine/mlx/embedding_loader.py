@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as BackendTokenizer
 
 from vllm_metal.engine.embedding_request import EmbeddingInput
 from vllm_metal.engine.embedding_traits import EmbeddingTraits
-from vllm_metal.engine.mlx import bert, loader, pooling, precision, safetensors
+from vllm_metal.engine.mlx import bert, loader, pooling, precision, safetensors, soundness
 from vllm_metal.engine.mlx.embedding_tokenizer import EmbeddingTokenizer, EncoderPairs, Pairs
 from vllm_metal.engine.mlx.open_files import kept_open_files_limit
 from vllm_metal.engine.mlx.pooling_runner import PoolingRunner
@@ -49,7 +49,6 @@ _POOLS: dict[str, tuple[str, pooling.Pool]] = {
     "pooling_mode_mean_sqrt_len_tokens": ("mean_sqrt_len_tokens", pooling.mean_by_root),
     "pooling_mode_lasttoken": ("lasttoken", pooling.last),
 }
-_DAMAGED_WEIGHTS = "the weights may be damaged: fetch the model again"
 #: Vectors that were trained to hold most in their first numbers, however their config keeps silent of it.
 _QWEN3_SHORTEST = 32
 
@@ -92,7 +91,7 @@ def _load(
     model, head = _model_and_head(path, config, backend, compares, dtype)
     [vector] = PoolingRunner(model, head).compute([EmbeddingInput([0, 0])])
     if vector is None:
-        raise UnsupportedModel(f"what `{path.name}` computes is not a number (NaN)", hint=_DAMAGED_WEIGHTS)
+        raise soundness.not_a_number(path, model)
     dimensions = len(vector) // 4
     pairs: Pairs | None = None
     if compares:

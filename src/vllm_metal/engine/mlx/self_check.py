@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import mlx.core as mx
 
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec
-from vllm_metal.engine.mlx import adapters, device, kv_cache, twin
+from vllm_metal.engine.mlx import adapters, device, kv_cache, soundness, twin
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import SampledStep
@@ -40,37 +43,69 @@ class Mode(StrEnum):
     SERIAL = "serial"
 
 
-def choose_mode(model: Any, config: dict[str, Any], vocab_size: int) -> Mode:
-    """The best mode that agrees with mlx-lm's own way of running one sequence; serial is that way."""
-    models = [(model, vocab_size)]
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a model gives by mlx-lm's own way of running one sequence: logits [tokens, vocabulary] of each of
+    `texts` alone, with the adapter at its place in `used_adapters`.
+    """
+
+    model: Any
+    texts: list[list[int]]
+    used_adapters: list[int]
+    logits: list[mx.array]
+
+    @classmethod
+    def of(cls, model: Any, vocab_size: int) -> Self | None:
+        """None for a model that cannot be run."""
+        own = adapters.of(model)
+        lengths = [sum(step[which] for step in _STEPS) for which in range(2)]
+        texts = [[(7 * i + 3 + 5 * which) % vocab_size for i in range(n)] for which, n in enumerate(lengths)]
+        used = [(which + 1) % (1 + own.num_adapters) for which in range(2)]
+        try:
+            logits = [_logits(model, text, adapter) for text, adapter in zip(texts, used, strict=True)]
+            mx.eval(logits)
+        # It may fail in any way.
+        except Exception as exc:
+            logger.debug("the model cannot be run", exc_info=exc)
+            return None
+        return cls(model, texts, used, logits)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is of numbers. Minus infinity is one, of a token that the model rules out."""
+        return not any((mx.isnan(each) | (each == math.inf)).any() for each in self.logits)
+
+
+def choose_mode(model: Any, config: dict[str, Any], vocab_size: int, *, path: Path) -> Mode:
+    """The best mode that agrees with mlx-lm's own way of running one sequence; serial is that way.
+
+    Raises ModelError for the model at `path` if by that way, too, it computes what is not a number.
+    """
+    references = [Reference.of(model, vocab_size)]
+    if references[0] is not None and not references[0].is_sound:
+        raise soundness.not_a_number(path, model)
     # A window is longer than what can be tried out on the model itself.
     if any(getattr(cache, "max_size", None) for cache in kv_cache.new_caches(model)):
-        models.append((twin.make_twin(config), twin.VOCAB_SIZE))
+        small = twin.make_twin(config)
+        references.append(None if small is None else Reference.of(small, twin.VOCAB_SIZE))
     for mode in (Mode.FUSED, Mode.SPLIT):
-        if all(tried is not None and agrees(tried, mode, size) for tried, size in models):
+        if all(reference is not None and agrees(reference, mode) for reference in references):
             return mode
     return Mode.SERIAL
 
 
-def agrees(model: Any, mode: Mode, vocab_size: int) -> bool:
-    """Run two requests side by side in `mode` and alone through mlx-lm's caches; compare all their logits."""
-    totals = [sum(step[which] for step in _STEPS) for which in range(2)]
-    texts = [[(7 * i + 3 + 5 * which) % vocab_size for i in range(n)] for which, n in enumerate(totals)]
+def agrees(reference: Reference, mode: Mode) -> bool:
+    """Run the texts side by side in `mode`, as requests, and compare all their logits."""
+    model, texts, expected = reference.model, reference.texts, reference.logits
     requests = [
-        Request(
-            str(which),
-            text[:length],
-            SamplingParams(),
-            max_tokens=len(text),
-            seed=0,
-            adapter=(which + 1) % (1 + adapters.of(model).num_adapters),
+        Request(str(which), text[:length], SamplingParams(), max_tokens=len(text), seed=0, adapter=adapter)
+        for which, (text, length, adapter) in enumerate(
+            zip(texts, _PROMPTS, reference.used_adapters, strict=True)
         )
-        for which, (text, length) in enumerate(zip(texts, _PROMPTS, strict=True))
     ]
     recorder = _Recorder()
     differences = []
     try:
-        expected = [_logits(model, text, request) for text, request in zip(texts, requests, strict=True)]
         runner = _runner(model, mode, recorder)
         if runner is None:
             return False
@@ -94,9 +129,9 @@ def agrees(model: Any, mode: Mode, vocab_size: int) -> bool:
         return False
 
 
-def _logits(model: Any, text: list[int], request: Request) -> mx.array:
-    """[tokens, vocabulary] of `text` alone, with the adapter of `request`."""
-    with adapters.of(model).used_by_requests([request]):
+def _logits(model: Any, text: list[int], adapter: int) -> mx.array:
+    """[tokens, vocabulary] of `text` alone."""
+    with adapters.of(model).used_by(mx.array([adapter]) if adapter else None):
         logits: mx.array = model(mx.array([text]), cache=kv_cache.new_caches(model))
     return logits[0]
 
