@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from vllm_metal.api.generation import GenerationRequest, NumLogprobs
 from vllm_metal.api.prompt_logprobs import PromptLogprobs
+from vllm_metal.api.ranges import RANGES
 from vllm_metal.api.usage import Usage
 from vllm_metal.errors import InvalidRequest
 
@@ -20,7 +21,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     suffix: str = ""
     add_special_tokens: bool = True
-    max_tokens: Annotated[int, Meta(ge=0)] | None = 16
+    max_tokens: Annotated[int, RANGES["max_tokens"]] | None = 16
     logprobs: NumLogprobs | None = None
     echo: bool = False
 

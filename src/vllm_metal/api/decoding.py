@@ -21,6 +21,8 @@ QueryT = TypeVar("QueryT", bound=Struct)
 # "Expected `str`, got `int` - at `$.messages[0].content`"
 _PROBLEM_AT_PATH = re.compile(r"(?P<problem>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*)`")
+_BROKEN_BOUND = re.compile(r"Expected `(?:int|float)` (<=|>=|>) (\S+)")
+_COMPARISONS = {"<=": "at most", ">=": "at least", ">": "above"}
 _INVALID_VALUE = re.compile("Invalid (enum )?value")
 _LARGEST_EXACT = 2**53
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -78,6 +80,9 @@ def _invalid_field(error: str) -> InvalidRequest:
         param = f"{path}.{missing[1]}".lstrip(".")
         return InvalidRequest(f"`{param}` is required", param=param)
     param = path.lstrip(".")
+    if broken := _BROKEN_BOUND.fullmatch(problem):
+        bound = broken[2].removesuffix(".0")
+        return InvalidRequest(f"`{param}` must be {_COMPARISONS[broken[1]]} {bound}", param=param)
     where = f"`{param}`" if param else "the body"
     return InvalidRequest(
         f"{where}: {problem[:1].lower()}{problem[1:]}",

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from vllm_metal.api import structured_outputs
 from vllm_metal.api.keep_alive import KeepAlive
+from vllm_metal.api.ranges import LOGIT_BIAS, LOGPROBS, RANGES, N
 from vllm_metal.api.request_body import RequestBody
 from vllm_metal.api.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
 from vllm_metal.errors import InvalidRequest
@@ -20,7 +21,7 @@ StopStrings = Annotated[list[str], Meta(max_length=16)]
 #: Each costs work in every step.
 _FEW = Meta(max_length=1024)
 Words = Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], _FEW]
-NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
+NumLogprobs = Annotated[int, LOGPROBS]
 
 
 class StreamOptions(Struct):
@@ -70,21 +71,21 @@ class GenerationRequest(RequestBody, kw_only=True):
 
     stream: bool = False
     stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], _FEW] | None = None
-    allowed_token_ids: list[int] | None = None
+    temperature: Annotated[float, RANGES["temperature"]] | None = None
+    top_p: Annotated[float, RANGES["top_p"]] | None = None
+    top_k: Annotated[int, RANGES["top_k"]] | None = None
+    min_p: Annotated[float, RANGES["min_p"]] | None = None
+    presence_penalty: Annotated[float, RANGES["presence_penalty"]] | None = None
+    frequency_penalty: Annotated[float, RANGES["frequency_penalty"]] | None = None
+    repetition_penalty: Annotated[float, RANGES["repetition_penalty"]] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, LOGIT_BIAS]], _FEW] | None = None
+    allowed_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     bad_words: Words | None = None
     seed: int | None = None
-    n: Annotated[int, Meta(ge=1, le=128)] = 1
-    best_of: int | None = None
+    n: Annotated[int, N] = 1
+    best_of: Annotated[int, N] | None = None
     max_tokens: Positive | None = None
-    min_tokens: int | None = None
+    min_tokens: Annotated[int, RANGES["min_tokens"]] | None = None
     stop: str | StopStrings | None = None
     stop_token_ids: Annotated[list[int], _FEW] | None = None
     include_stop_str_in_output: bool | None = None

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from vllm_metal.api.generation import Positive
 from vllm_metal.api.message_content import Block, SystemText, TextBlock
 from vllm_metal.api.message_tools import AnyOrNoTool, MessageToolChoice, ToolDefinition
+from vllm_metal.api.ranges import RANGES
 from vllm_metal.api.request_body import RequestBody
 
 StopSequences = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=16)]
@@ -80,11 +81,11 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         "user_profile_id",
     }
 
-    max_tokens: Annotated[int, Meta(ge=0)]
+    max_tokens: Annotated[int, RANGES["max_tokens"]]
     stream: bool = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    temperature: Annotated[float, RANGES["temperature"]] | None = None
+    top_p: Annotated[float, RANGES["top_p"]] | None = None
+    top_k: Annotated[int, RANGES["top_k"]] | None = None
     stop_sequences: StopSequences | None = None
 
 

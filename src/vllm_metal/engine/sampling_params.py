@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from vllm_metal.api.ranges import RANGES, broken_bound
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.structure.compiler import CompiledGrammar
 
 #: Below it sampling is greedy.
 LEAST_TEMPERATURE = 1e-5
-MAX_LOGIT_BIAS = 100
-MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,37 +63,14 @@ class SamplingParams:
             shortened = got if len(got) <= 80 else f"{got[:80]}…"
             raise InvalidRequest(f"`{param}` must be {rule}, got {shortened}", param=param)
 
-        # The comparisons are written so that NaN is refused too.
-        if not 0.0 <= self.temperature <= 100.0:
-            refuse("temperature", "between 0 and 100")
-        if not 0.0 < self.top_p <= 1.0:
-            refuse("top_p", "above 0 and at most 1")
-        if self.top_k < -1:
-            refuse("top_k", "-1 or 0 (off), or a positive number")
-        if not 0.0 <= self.min_p <= 1.0:
-            refuse("min_p", "between 0 and 1")
-        if not -2.0 <= self.presence_penalty <= 2.0:
-            refuse("presence_penalty", "between -2 and 2")
-        if not -2.0 <= self.frequency_penalty <= 2.0:
-            refuse("frequency_penalty", "between -2 and 2")
-        if not 0.0 < self.repetition_penalty < math.inf:
-            refuse("repetition_penalty", "a number above 0")
-        if not all(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS for _, bias in self.logit_bias):
-            raise InvalidRequest(
-                f"the values of `logit_bias` must be between -{MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}",
-                param="logit_bias",
-            )
+        for param, allowed in RANGES.items():
+            value = getattr(self, param)
+            if value is not None and (rule := broken_bound(allowed, value)):
+                refuse(param, rule)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("`allowed_token_ids` must name at least one", param="allowed_token_ids")
         if not all(self.bad_words):
             raise InvalidRequest("`bad_words` must not be empty", param="bad_words")
-        for param in ("logprobs", "prompt_logprobs"):
-            if not 0 <= (getattr(self, param) or 0) <= MAX_LOGPROBS:
-                refuse(param, f"between 0 and {MAX_LOGPROBS}")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            refuse("max_tokens", "at least 0")
-        if self.min_tokens < 0:
-            refuse("min_tokens", "at least 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             refuse("min_tokens", f"at most `max_tokens`, which is {self.max_tokens}")
         if any(not stop for stop in self.stop):
