@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import mlx.core as mx
 import pytest
@@ -33,27 +33,15 @@ def _named(param):
     return f"{param[0]}-{param[1]}"
 
 
-@pytest.fixture(scope="module", params=MODES, ids=_named)
-def case(request):
-    """A tiny model, and how to run it."""
-    name, mode = request.param
-    return tiny_models.make(name), {"mode": mode.split()[0], "static": "static" in mode}
+@cache
+def _model(name):
+    return tiny_models.make(name)
 
 
-@pytest.fixture(scope="module")
-def model(case):
-    return case[0]
-
-
-@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
-def core(case, request):
-    """Makes an engine core for the case."""
-    model, how = case
-    return partial(make_core, model, overlap=request.param, **how)
-
-
-def _reference(model, prompt, max_tokens):
+@cache
+def _reference(name, prompt, max_tokens):
     """Greedy tokens by mlx-lm's own single-sequence caches, and the top-2 gap behind each."""
+    model = _model(name)
     caches = kv_cache.new_caches(model)
     logits = model(mx.array([prompt]), cache=caches)[0, -1]
     token_ids, gaps = [], []
@@ -65,6 +53,30 @@ def _reference(model, prompt, max_tokens):
     return token_ids, gaps
 
 
+@pytest.fixture(scope="module", params=MODES, ids=_named)
+def case(request):
+    """The name of a tiny model, and how to run it."""
+    name, mode = request.param
+    return name, {"mode": mode.split()[0], "static": "static" in mode}
+
+
+@pytest.fixture(scope="module")
+def model(case):
+    return _model(case[0])
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
+def core(case, model, request):
+    """Makes an engine core for the case."""
+    return partial(make_core, model, overlap=request.param, **case[1])
+
+
+@pytest.fixture(scope="module")
+def reference(case):
+    """What the model answers a prompt."""
+    return lambda prompt, max_tokens=12: _reference(case[0], tuple(prompt), max_tokens)
+
+
 def _assert_same(token_ids, reference):
     expected, gaps = reference
     for index, (got, wanted) in enumerate(zip(token_ids, expected, strict=True)):
@@ -74,8 +86,8 @@ def _assert_same(token_ids, reference):
 
 
 @pytest.fixture(scope="module")
-def references(model):
-    return [_reference(model, prompt, 12) for prompt in PROMPTS]
+def references(reference):
+    return [reference(prompt) for prompt in PROMPTS]
 
 
 def test_alone(core, references):
@@ -114,11 +126,9 @@ def test_ended_by_a_token(core, references):
         _assert_same(answers[str(index)].token_ids, (expected[:length], gaps))
 
 
-@pytest.fixture(scope="module")
-def growing(case):
-    """Two prompts, tokens to answer each with, the budget that only one of them ends in, and references."""
-    model, how = case
-    if how["mode"] == "fused":
+def test_preempted(core, case, model, reference):
+    """Two requests that start where both fit and grow to where one does, so the later is computed again."""
+    if case[1]["mode"] == "fused":
         budget, max_tokens = 3 * 512 * slot_spec(layer_shapes(model)).bytes_per_token, 300
     else:
         spec = kv_cache.measure(model)
@@ -126,24 +136,17 @@ def growing(case):
             pytest.skip("this model's requests do not grow")
         budget, max_tokens = 2 * spec.num_bytes(512) - 1, 40
     prompts = [[(7 * i + start) % tiny_models.VOCAB_SIZE for i in range(250)] for start in (1, 2)]
-    return prompts, max_tokens, budget, [_reference(model, prompt, max_tokens) for prompt in prompts]
-
-
-def test_preempted(core, growing):
-    """Two requests that start where both fit and grow to where one does, so the later is computed again."""
-    prompts, max_tokens, budget, references = growing
     engine = core(kv_budget_bytes=budget)
     answers = run(
         engine, [request(str(index), prompt, max_tokens=max_tokens) for index, prompt in enumerate(prompts)]
     )
     assert engine.scheduler.num_preemptions >= 1
-    for index, reference in enumerate(references):
-        _assert_same(answers[str(index)].token_ids, reference)
+    for index, prompt in enumerate(prompts):
+        _assert_same(answers[str(index)].token_ids, reference(prompt, max_tokens))
 
 
-def test_prefix_hits(core, case):
+def test_prefix_hits(core, case, reference):
     """Again, one that begins alike, and the next turn of a conversation."""
-    model, how = case
     engine = core()
     long = [(11 * i + 4) % tiny_models.VOCAB_SIZE for i in range(150)]
     (answer,) = run(engine, [request("first", long, max_tokens=60)]).values()
@@ -151,27 +154,25 @@ def test_prefix_hits(core, case):
         "again": (long, 128),
         "alike": (long[:130] + [1, 2, 3], 128),
         # Slots keep whole blocks; a state is kept behind the answer's last token but one.
-        "next turn": (long + answer.token_ids + [5, 6, 7], 192 if how["mode"] == "fused" else 209),
+        "next turn": (long + answer.token_ids + [5, 6, 7], 192 if case[1]["mode"] == "fused" else 209),
         "other": ([9, *long], 0),
     }
     answers = run(engine, [request(name, prompt) for name, (prompt, _) in turns.items()])
     for name, (prompt, num_cached) in turns.items():
         assert answers[name].last.num_cached_tokens == num_cached, name
-        _assert_same(answers[name].token_ids, _reference(model, prompt, 12))
+        _assert_same(answers[name].token_ids, reference(prompt))
 
 
-def test_one_prefix_is_prefilled_once(core, case):
-    model, _ = case
+def test_one_prefix_is_prefilled_once(core, reference):
     shared = [(3 * i + 1) % tiny_models.VOCAB_SIZE for i in range(200)]
     prompts = {str(i): [*shared, i, i + 1] for i in range(4)}
     answers = run(core(), [request(name, prompt) for name, prompt in prompts.items()])
     cached = sorted(answer.last.num_cached_tokens for answer in answers.values())
     assert cached == [0, 192, 192, 192]
     for name, prompt in prompts.items():
-        _assert_same(answers[name].token_ids, _reference(model, prompt, 12))
+        _assert_same(answers[name].token_ids, reference(prompt))
 
 
-def test_the_self_check_agrees(case):
-    model, how = case
-    if how["mode"] != "serial":
-        assert agrees(Reference.of(model, tiny_models.VOCAB_SIZE), Mode(how["mode"]))
+def test_the_self_check_agrees(case, model):
+    if case[1]["mode"] != "serial":
+        assert agrees(Reference.of(model, tiny_models.VOCAB_SIZE), Mode(case[1]["mode"]))

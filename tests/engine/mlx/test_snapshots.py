@@ -52,11 +52,11 @@ def test_a_conversation_goes_on_from_where_it_was(model, mode, overlap):
     prompt = _prompt(50)
     seen = 0
     for turn in range(4):
-        prompt += _prompt(35, start=turn)
-        asked = request("turn", list(prompt), max_tokens=40)
+        prompt += _prompt(60, start=turn)
+        asked = request("turn", list(prompt), max_tokens=16)
         other = request("other", _prompt(40, start=9 * turn), max_tokens=9)
         answers = run(core, [asked, other], steps_between=turn)
-        fresh = run(make_core(model, mode=mode), [request("turn", list(prompt), max_tokens=40)])
+        fresh = run(make_core(model, mode=mode), [request("turn", list(prompt), max_tokens=16)])
         assert answers["turn"].token_ids == fresh["turn"].token_ids
         if turn:
             assert answers["turn"].last.num_cached_tokens > seen
