@@ -27,7 +27,7 @@ _BODY_ERRORS = {
     404: "The model is not served here.",
     408: "The request did not end in time.",
     413: "The body is too large.",
-    415: "The body is not JSON.",
+    415: "The body is not JSON, or in an unknown encoding.",
     429: "Too many requests; `Retry-After` tells when to come back.",
     503: "No model is ready; `Retry-After` tells when to come back.",
 }

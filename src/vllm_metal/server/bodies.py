@@ -15,6 +15,12 @@ from vllm_metal.errors import InvalidRequest
 #: a handler that the rest of a body is malformed.
 BODY_WAIT_S = 60.0
 
+BADLY_ENCODED = "the body is not encoded as its headers say"
+#: The content codings that aiohttp undoes, whatever packages there are.
+ENCODINGS = ("gzip", "deflate")
+#: A body of one of these has been decoded before a handler sees it.
+_UNDONE = {"", "identity", *ENCODINGS, "br", "zstd"}
+
 
 async def read(request: web.Request, request_type: type[RequestT]) -> RequestT:
     """Raises InvalidRequest, and as `receive` does."""
@@ -28,16 +34,25 @@ async def receive(request: web.Request) -> bytes:
         raise web.HTTPUnsupportedMediaType(
             text=f"the body must be `application/json`, not `{request.content_type}`"
         )
+    encoding = ", ".join(request.headers.getall("Content-Encoding", ())).lower()
+    if encoding not in _UNDONE:
+        raise web.HTTPUnsupportedMediaType(
+            text=unknown_encoding(encoding), headers={"Accept-Encoding": ", ".join(ENCODINGS)}
+        )
     try:
         async with asyncio.timeout(BODY_WAIT_S):
             return await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body was not complete within {BODY_WAIT_S:g} s") from None
     except web.RequestPayloadError as exc:
-        raise InvalidRequest(
-            "the body is not encoded as its headers say",
-            hint="check `Content-Encoding` and `Transfer-Encoding`",
-        ) from exc
+        raise InvalidRequest(BADLY_ENCODED, hint="check `Content-Encoding` and `Transfer-Encoding`") from exc
+
+
+def unknown_encoding(encoding: str) -> str:
+    known = " or ".join(f"`{each}`" for each in ENCODINGS)
+    # A header may hold bytes that are no text.
+    encoding = encoding.encode(errors="backslashreplace").decode()
+    return f"the body's `Content-Encoding` must be {known}, not `{encoding}`"
 
 
 def reply(body: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

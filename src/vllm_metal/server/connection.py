@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 
-from vllm_metal.server import error_replies, middlewares
+from vllm_metal.server import bodies, error_replies, middlewares
 
 _MAX_MESSAGE_LENGTH = 200
 
@@ -23,7 +25,9 @@ class Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """Raises ConnectionError when a reply has begun."""
         super().handle_error(request, status, exc, message)
-        if status < 500 and message:
+        if isinstance(exc, ContentEncodingError):
+            status, reason = _encoding_error(exc)
+        elif status < 500 and message:
             # The lines that follow show the bytes.
             first_line = message.partition("\n")[0].rstrip(":")
             reason = f"this is no HTTP request: {first_line[:_MAX_MESSAGE_LENGTH]}"
@@ -40,6 +44,13 @@ class Connection(web.RequestHandler):
         if isinstance(resp, web.HTTPExpectationFailed):
             resp = _reply(request, resp.status, f"{resp.text}; the only one known is `100-continue`")
         return await super().finish_response(request, resp, start_time)
+
+
+def _encoding_error(exc: ContentEncodingError) -> tuple[int, str]:
+    # What aiohttp says of a coding for which it has no package.
+    if missing := re.search(r"\((\w+)\).*install", exc.message, re.DOTALL):
+        return 415, bodies.unknown_encoding(missing[1])
+    return 400, bodies.BADLY_ENCODED
 
 
 def _reply(request: web.BaseRequest, status: int, message: str) -> web.Response:

@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 CLIENT_GONE = 499
 
+#: What replies to HTTP's own errors say in headers.
+_KEPT = ("Accept-Encoding", "Allow", "WWW-Authenticate")
+
 
 @web.middleware
 async def log_access(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -58,7 +61,7 @@ async def shape_errors(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         return await handler(request)
     except web.HTTPException as exc:
-        kept = {name: exc.headers[name] for name in ("Allow", "WWW-Authenticate") if name in exc.headers}
+        kept = {name: exc.headers[name] for name in _KEPT if name in exc.headers}
         return error_replies.of_http(request, exc.status, _message(request, exc), kept)
     except ConnectionError:
         # Nobody is left to read this; it is for the access log.
