@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
+import pip
+
 import vllm_metal
 from vllm_metal.service.venv import Stamp
 
@@ -88,11 +90,12 @@ class Keg:
         return {path.name for path in self.versions.iterdir() if path.is_dir()}
 
 
-#: `uv pip VERB --python PYTHON …`, by pip. Spares the time that it takes to put pip into a venv.
+#: `uv pip VERB --python PYTHON …`, by pip. Spares the time that it takes to put pip into a venv, and to start
+#: pip twice, as its own `--python` does.
 _UV = f"""#!/bin/sh
 verb=$2 python=$4
 shift 4
-exec "{sys.executable}" -I -m pip --python "$python" "$verb" "$@"
+exec "$python" -I "{Path(pip.__file__).with_name("__pip-runner__.py")}" "$verb" "$@"
 """
 
 

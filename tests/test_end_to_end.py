@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
+import tiny_folder
 from server_process import METAL, ServerProcess
 
 QUESTIONS = [
@@ -46,7 +47,7 @@ def _stream(client: openai.OpenAI, question: str, **fields: object) -> tuple[str
         model="smollm2",
         messages=[{"role": "user", "content": question}],
         temperature=0,
-        max_tokens=24,
+        max_tokens=12,
         stream=True,
         stream_options={"include_usage": True},
         **fields,
@@ -77,7 +78,7 @@ def test_streamed_and_whole_answers_are_the_same(client):
             model="smollm2",
             messages=[{"role": "user", "content": question}],
             temperature=0,
-            max_tokens=24,
+            max_tokens=12,
         )
         assert whole.choices[0].message.content == streamed
         assert whole.usage == usage
@@ -170,8 +171,8 @@ def test_chat_local_needs_no_server(smollm2_path):
     assert "Paris" in asked.stdout
 
 
-def test_a_term_signal_stops_the_server_cleanly(smollm2_path):
-    with ServerProcess(str(smollm2_path), env={}) as process:
+def test_a_term_signal_stops_the_server_cleanly(tmp_path):
+    with ServerProcess(str(tiny_folder.save(tmp_path / "tiny")), env={}) as process:
         process.ready()
         assert process.stop() == 0, process.log
         assert "Traceback" not in process.log

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from in_process import NAME, Reply, ask, send, with_server
 
+import tiny_folder
 from server_process import ServerProcess
 from vllm_metal import __version__
 from vllm_metal.server.routes import ROUTES
@@ -226,9 +228,10 @@ def test_an_unknown_model_and_a_broken_body(server: ServerProcess, path: str) ->
     assert server.post(path, b"[" * 10_000)[0] == 400
 
 
-def test_a_requests_template_where_it_is_trusted(smollm2_path: Any) -> None:
+def test_a_requests_template_where_it_is_trusted(tmp_path: Path) -> None:
+    model = tiny_folder.save(tmp_path / "tiny")
     trusting = {"METAL_SERVER_TRUST_REQUEST_CHAT_TEMPLATE": "true"}
-    with ServerProcess(str(smollm2_path), env=trusting) as server:
+    with ServerProcess(str(model), env=trusting) as server:
         server.ready()
         asked = {**QUESTION, "chat_template": "{{ messages[0].content }}|{{ mood }}"}
         _, tokenized = server.post("/tokenize", {**asked, "chat_template_kwargs": {"mood": "gay"}})

@@ -307,16 +307,10 @@ def test_a_disk_that_is_full_by_the_last_file_is_told_in_one_line(keg):
     assert keg.run("serve", **UNDER_LAUNCHD).returncode == 1
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda stamp: stamp[:40], lambda _: "[]", lambda stamp: stamp.replace('"version"', '"later"')]
-    + [lambda stamp, name=name: json.dumps(json.loads(stamp) | {name: 3}) for name in ("python", "launcher")],
-)
-def test_a_stamp_that_is_none_has_the_venv_made_anew(keg, damage):
+def test_a_stamp_that_is_none_has_the_venv_made_anew(keg):
     keg.run("setup")
     before = keg.venv.resolve()
-    stamp = before / "vllm-metal.json"
-    stamp.write_text(damage(stamp.read_text()))
+    (before / "vllm-metal.json").write_text("[]")
     done = keg.run("chat")
     assert (done.returncode, "creating" in done.stderr) == (0, True), done.stderr
     assert keg.version_names() == {keg.venv.resolve().name} != {before.name}

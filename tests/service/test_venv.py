@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,19 @@ def _version(path: Path, name: str) -> Path:
     version.mkdir(parents=True)
     stamp(version)
     return version
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda text: text[:40], lambda _: "[]", lambda text: text.replace('"version"', '"later"')]
+    + [lambda text, name=name: json.dumps(json.loads(text) | {name: 3}) for name in ("python", "launcher")],
+)
+def test_what_is_no_stamp_is_none(path: Path, damage: Callable[[str], str]):
+    version = _version(path, "0.1.0-9a04c7e3-1")
+    assert venv.read_stamp(version)
+    path_of_stamp = version / "vllm-metal.json"
+    path_of_stamp.write_text(damage(path_of_stamp.read_text()))
+    assert venv.read_stamp(version) is None
 
 
 def test_a_version_that_goes_at_that_moment_is_not_held(path: Path):
