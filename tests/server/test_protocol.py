@@ -14,6 +14,7 @@ import subprocess
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -158,12 +159,22 @@ def test_a_damaged_body(encoding: str, content: bytes) -> None:
     assert ask("POST", CHAT, content, {"Content-Encoding": encoding}).error["type"] == "invalid_request_error"
 
 
-def test_a_body_that_is_large_once_it_is_decoded() -> None:
+def test_a_body_that_is_large_once_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is decoded no further than to the limit, whatever it would come to."""
     bomb = gzip.compress(bytes(1 << 26))
+    num_decoded = []
+    decompress = compression_utils.ZLibDecompressor.decompress_sync
+
+    def counted(*args: Any, **kwargs: Any) -> bytes:
+        decoded = decompress(*args, **kwargs)
+        num_decoded.append(len(decoded))
+        return decoded
+
+    monkeypatch.setattr(compression_utils.ZLibDecompressor, "decompress_sync", counted)
     reply = ask("POST", CHAT, bomb, {"Content-Encoding": "gzip"}, max_body_bytes=100_000)
     assert len(bomb) < 100_000
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+    assert 100_000 < sum(num_decoded) < 1 << 23
 
 
 @BOTH

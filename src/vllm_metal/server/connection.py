@@ -43,7 +43,11 @@ class Connection(web.RequestHandler):
         # Refused by aiohttp before any middleware runs.
         if isinstance(resp, web.HTTPExpectationFailed):
             resp = _reply(request, resp.status, f"{resp.text}; the only one known is `100-continue`")
-        return await super().finish_response(request, resp, start_time)
+        finished = await super().finish_response(request, resp, start_time)
+        if resp.status == 413 and "Content-Encoding" in request.headers:
+            # aiohttp would go on reading, and a body can come to a thousand times what was sent.
+            self.force_close()
+        return finished
 
 
 def _encoding_error(exc: ContentEncodingError) -> tuple[int, str]:
