@@ -285,6 +285,30 @@ def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
     assert caught.value.message.isprintable()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": [{"role": "user", "content": [' + b",".join([b'{"type": "text"}'] * 350_000) + b"]}]}",
+        b'{"nobody knows": [' + b",".join([b"[]"] * (1 << 20)) + b"]}",
+        b'{"metadata": ' + b"[" * (1 << 21),
+        b'{"' + b'\\"' * (1 << 22) + b"[" * (1 << 20) + b'": ["' + b'a","' * (1 << 20),
+    ],
+)
+def test_a_body_of_too_many_parts_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="more than 1048576 strings, lists and objects"):
+        decode(body, ChatCompletionRequest)
+
+
+@pytest.mark.parametrize("text", ["[{" * (1 << 20), '"' * (1 << 21), "\\" * (1 << 20) + '"{' * (1 << 20)])
+def test_a_text_of_many_parts_is_one(text: str) -> None:
+    assert chat(messages=[{"role": "user", "content": text}]).messages[0].text == text
+
+
+def test_a_string_without_end_is_looked_at_once() -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        decode(b'{"a": "' + b'\\"' * (1 << 22), ChatCompletionRequest)
+
+
 def test_a_wrong_word_comes_with_where_the_right_ones_are() -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(messages=[{"role": "function", "content": "x"}])

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from vllm_metal.api.generation import GenerationRequest, NumLogprobs
 from vllm_metal.api.prompt_logprobs import PromptLogprobs
 from vllm_metal.api.ranges import RANGES
+from vllm_metal.api.request_body import NUM_TOKENS
 from vllm_metal.api.usage import Usage
 from vllm_metal.errors import InvalidRequest
 
@@ -18,7 +19,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         "prompt_embeds": (),
     }
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | Annotated[list[str | int | list[int]], NUM_TOKENS]
     suffix: str = ""
     add_special_tokens: bool = True
     max_tokens: Annotated[int, RANGES["max_tokens"]] | None = 16

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from vllm_metal.api.request_body import RequestBody
+from vllm_metal.api.request_body import NUM_TOKENS, RequestBody
 from vllm_metal.errors import InvalidRequest
 
 EncodingFormat = Literal["float", "base64"]
@@ -51,7 +51,7 @@ class EmbeddingRequest(PoolingRequest, kw_only=True):
         "normalize": (True,),
     }
 
-    input: str | list[str | int | list[int]]
+    input: str | Annotated[list[str | int | list[int]], NUM_TOKENS]
     encoding_format: EncodingFormat = "float"
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     prompt_name: str | None = None

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from vllm_metal.api import structured_outputs
 from vllm_metal.api.keep_alive import KeepAlive
 from vllm_metal.api.ranges import LOGIT_BIAS, LOGPROBS, RANGES, N
-from vllm_metal.api.request_body import RequestBody
+from vllm_metal.api.request_body import NUM_TOKENS, RequestBody
 from vllm_metal.api.structured_outputs import Choices, ResponseFormat, Schema, StructuredOutputs
 from vllm_metal.errors import InvalidRequest
 from vllm_metal.structure.grammar import Grammar
@@ -79,7 +79,7 @@ class GenerationRequest(RequestBody, kw_only=True):
     frequency_penalty: Annotated[float, RANGES["frequency_penalty"]] | None = None
     repetition_penalty: Annotated[float, RANGES["repetition_penalty"]] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, LOGIT_BIAS]], _FEW] | None = None
-    allowed_token_ids: list[Annotated[int, Meta(ge=0)]] | None = None
+    allowed_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], NUM_TOKENS] | None = None
     bad_words: Words | None = None
     seed: int | None = None
     n: Annotated[int, N] = 1

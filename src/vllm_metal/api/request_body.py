@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+#: Lists of token ids: longer than any prompt, and short enough for the event loop.
+NUM_TOKENS = Meta(max_length=1 << 20)
 
 
 class RequestBody(Struct, kw_only=True):

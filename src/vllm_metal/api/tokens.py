@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from vllm_metal.api.chat import ChatCompletionRequest
-from vllm_metal.api.request_body import RequestBody
+from vllm_metal.api.request_body import NUM_TOKENS, RequestBody
 
 
 class TokenizeTextRequest(RequestBody, kw_only=True):
@@ -30,7 +30,7 @@ class Tokenized(Struct):
 
 
 class DetokenizeRequest(RequestBody, kw_only=True):
-    tokens: list[Annotated[int, Meta(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Meta(ge=0)]], NUM_TOKENS]
 
 
 class Detokenized(Struct):
