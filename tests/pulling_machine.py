@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vllm_metal.errors import DownloadError, MetalError
 from vllm_metal.hub import names, pull, transfer
+from vllm_metal.settings import ModelsConfig
 
 transfer._FIRST_PAUSE_S = 0.001
 source, models_dir, *options = sys.argv[1:]
@@ -40,7 +41,8 @@ if "free" in options:
     usage = shutil.disk_usage("/")._replace(free=int(options["free"]))
     shutil.disk_usage = lambda _: usage
 try:
-    model = pull.pull(names.parse_source(source), models_dir=Path(models_dir), on_progress=on_progress)
+    wanted = names.parse_source(source, ModelsConfig(dir=models_dir))
+    model = pull.pull(wanted, models_dir=Path(models_dir), on_progress=on_progress)
     answer = {"name": model.name, "path": str(model.path)}
 except (MetalError, OSError, KeyboardInterrupt) as exc:
     answer = {

@@ -100,8 +100,9 @@ def load(
 ) -> Config:
     """Flag over environment over file over default; every value of every layer is checked.
 
-    `flags` maps "section.key" to a value, None meaning not given. An empty variable counts as not set. A file
-    named by `path` or `METAL_CONFIG` must exist. Raises `ConfigError`.
+    `flags` maps "section.key" to a value, None meaning not given; a name that the configured model is served
+    by means that model. An empty variable counts as not set. A file named by `path` or `METAL_CONFIG` must
+    exist. Raises `ConfigError`.
     """
     values = {key: each.resolve(each.default) for key, each in SETTINGS.items()}
     origins = dict.fromkeys(SETTINGS, _DEFAULT)
@@ -110,12 +111,20 @@ def load(
     for layer in layers:
         for known, checked, origin in layer:
             value = known.resolve(checked)
+            if known.key == "models.default" and origin.layer == "flag" and _is_served_as(value, values):
+                continue
             if known.model:
                 section = model_sections.setdefault(known.model, {})
                 section[MODEL_SETTINGS[known.name].key] = (value, origin)
             else:
                 values[known.key], origins[known.key] = value, origin
     return _config(values, origins, model_sections)
+
+
+def _is_served_as(name: object, values: Mapping[str, object]) -> bool:
+    """Whether it is what the configured model is called."""
+    served_names: Any = values["models.served_names"]
+    return name in served_names
 
 
 def _config(

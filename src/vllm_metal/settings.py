@@ -217,7 +217,7 @@ class ModelsConfig:
 
     @property
     def store(self) -> Path:
-        return Path(self.dir) if self.dir else paths.models_dir()
+        return Path(self.dir).absolute() if self.dir else paths.models_dir()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ def test_show_json(file: Path) -> None:
 
 def test_check_warns_of_sections_that_are_of_no_model(file: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").touch()
     names = ("smolm2", "smollm2", "mine", "own", "org/anything")
     sections = "".join(f"[models.'{name}']\nttl = 5\n" for name in names)
     write(file, f"[models]\ndir = '{tmp_path}'\naliases = {{ own = 'org/x' }}\n{sections}")

@@ -7,15 +7,17 @@ import json
 import math
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vllm_metal.errors import ModelError, ModelNotFound
-from vllm_metal.hub import installed, removal, shared_cache, usage
+from vllm_metal.hub import installed, names, removal, shared_cache, usage
 from vllm_metal.hub.installed import InstalledModel, installed_models
-from vllm_metal.hub.names import PathSource, parse_source
+from vllm_metal.hub.names import PathSource, Source
+from vllm_metal.settings import ModelsConfig
 
 CONFIG = {"model_type": "llama", "max_position_embeddings": 2048, "torch_dtype": "bfloat16"}
 COMMIT, OLD_COMMIT = "a" * 40, "b" * 40
@@ -44,6 +46,14 @@ def gguf(context_length: int = 4096, types: tuple[int, ...] = (12, 12, 14)) -> b
     for place, kind in enumerate(types):
         body += text(f"t{place}") + struct.pack("<IQIQ", 1, 256, kind, 0)
     return body
+
+
+def parse_source(text: str) -> Source:
+    return names.parse_source(text, ModelsConfig())
+
+
+def find(models_dir: Path, text: str, aliases: Mapping[str, str] | None = None) -> InstalledModel:
+    return installed.find(text, ModelsConfig(dir=str(models_dir), aliases=aliases or {}))
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -192,34 +202,31 @@ def test_odd_configs_are_listed_without_what_they_do_not_tell(
 def test_a_model_is_found_by_any_of_its_names(models_dir: Path) -> None:
     path = write(models_dir / "mine", mlx())
     cache("mlx-community/Qwen3-8B-4bit", mlx())
-    models = installed_models(models_dir)
     aliases = {"daily": "qwen3-8b"}
     for text in ("mlx-community/Qwen3-8B-4bit", "qwen3-8b", "daily"):
-        assert installed.find(text, models, aliases).name == "mlx-community/Qwen3-8B-4bit"
+        assert find(models_dir, text, aliases).name == "mlx-community/Qwen3-8B-4bit"
     for text in ("~/models/mine", str(path), "mine"):
-        assert installed.find(text, models, aliases).path == path
+        assert find(models_dir, text, aliases).path == path
 
 
 def test_the_last_part_of_a_name_will_do_where_it_means_nothing_else(models_dir: Path) -> None:
     for folder in ("one/twice", "two/twice", "mine", "daily"):
         write(models_dir / folder, mlx())
     cache("org/name", mlx())
-    models = installed_models(models_dir)
-    assert installed.find("mine", models, {}).name == "~/models/mine"
-    assert installed.find("daily", models, {"daily": "org/name"}).name == "org/name"
+    assert find(models_dir, "mine").name == "~/models/mine"
+    assert find(models_dir, "daily", {"daily": "org/name"}).name == "org/name"
     for text in ("twice", "name"):
         with pytest.raises(ModelNotFound):
-            installed.find(text, models, {})
+            find(models_dir, text)
 
 
 def test_what_is_not_found_is_told_with_its_quantizations(models_dir: Path) -> None:
     cache("org/two", {"m-Q4_0.gguf": gguf(), "m-Q8_0.gguf": gguf(7)})
-    models = installed_models(models_dir)
     with pytest.raises(ModelNotFound) as caught:
-        installed.find("org/two", models, {})
+        find(models_dir, "org/two")
     assert caught.value.hint == "name one of `org/two:Q4_0`, `org/two:Q8_0`"
     with pytest.raises(ModelNotFound, match="`org/gone` is not among"):
-        installed.find("org/gone", models, {})
+        find(models_dir, "org/gone")
 
 
 def test_removing_the_only_model_of_a_repository_leaves_nothing_of_it(models_dir: Path) -> None:

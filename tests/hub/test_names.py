@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,14 +11,15 @@ from hypothesis import strategies as st
 
 from vllm_metal import config
 from vllm_metal.errors import ModelNotFound
+from vllm_metal.hub import names
 from vllm_metal.hub.catalogue import known_models
 from vllm_metal.hub.names import (
     AliasSource,
     HubSource,
     PathSource,
+    Source,
     config_for,
     configured_source,
-    parse_source,
 )
 from vllm_metal.settings import ModelsConfig
 
@@ -25,6 +28,10 @@ PART = st.from_regex(r"[A-Za-z0-9]([A-Za-z0-9]|[._-][A-Za-z0-9]){0,20}", fullmat
 )
 REVISION = st.from_regex(r"[A-Za-z0-9._/-]{1,20}", fullmatch=True)
 QUANT = st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True)
+
+
+def parse_source(text: str, **models: Any) -> Source:
+    return names.parse_source(text, ModelsConfig(**models))
 
 
 @given(PART, PART, st.none() | REVISION, st.none() | QUANT)
@@ -90,7 +97,7 @@ def test_near_miss_of_an_alias_is_named() -> None:
         parse_source("SmoLLM4")
     assert caught.value.hint in ("did you mean `smollm2`?", "did you mean `smollm3`?")
     with pytest.raises(ModelNotFound) as caught:
-        parse_source("daly", {"daily": "org/name"})
+        parse_source("daly", aliases={"daily": "org/name"})
     assert caught.value.hint == "did you mean `daily`?"
 
 
@@ -110,10 +117,10 @@ def test_a_users_own_names_go_first_and_may_stand_for_ours(tmp_path: Path) -> No
         "small": "smollm2",
         "here": str(tmp_path),
     }
-    assert parse_source("daily", aliases) == HubSource("org/name", "v1", "Q4_0")
-    assert parse_source("qwen3-4b", aliases) == HubSource("org/other")
-    assert parse_source("small", aliases) == AliasSource("smollm2")
-    assert parse_source("here", aliases) == PathSource(tmp_path)
+    assert parse_source("daily", aliases=aliases) == HubSource("org/name", "v1", "Q4_0")
+    assert parse_source("qwen3-4b", aliases=aliases) == HubSource("org/other")
+    assert parse_source("small", aliases=aliases) == AliasSource("smollm2")
+    assert parse_source("here", aliases=aliases) == PathSource(tmp_path)
 
 
 def test_the_configured_model_may_be_a_name_of_the_users() -> None:
@@ -142,6 +149,49 @@ def test_paths_that_do_not_exist(text: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFound, match=f"`{text}` does not exist"):
         parse_source(text)
+
+
+def test_the_short_names_of_models_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, models_dir = tmp_path / "here", tmp_path / "models"
+    for name in ("tiny", "one/twice", "two/twice", "deep/er/alone", "daily", "gpt", "lora", "qwen3-4b"):
+        (models_dir / name).mkdir(parents=True)
+        (models_dir / name / "config.json").touch()
+    (models_dir / "files").mkdir()
+    (models_dir / "files" / "small.gguf").touch()
+    (here / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    models: dict[str, Any] = {
+        "dir": "../models",
+        "default": "org/name",
+        "served_names": ("gpt",),
+        "aliases": {"daily": "tiny"},
+        "adapters": {"lora": "/adapter"},
+    }
+    for name, path in {
+        "tiny": "tiny",
+        "alone": "deep/er/alone",
+        "small": "files/small.gguf",
+        "daily": "tiny",
+    }.items():
+        source = parse_source(name, **models)
+        assert isinstance(source, PathSource)
+        assert source.path.resolve() == models_dir / path
+    assert parse_source("./tiny", **models) == PathSource(here / "tiny")
+    assert parse_source("gpt", **models) == HubSource("org/name")
+    assert parse_source("qwen3-4b", **models) == HubSource(known_models()["qwen3-4b"].repo)
+    for name in ("twice", "lora", "Tiny"):
+        with pytest.raises(ModelNotFound) as caught:
+            parse_source(name, **models)
+    assert caught.value.hint == "did you mean `tiny`?"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter any folder")
+def test_a_folder_that_may_not_be_entered_hides_no_other(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
+    (tmp_path / "b").chmod(0o400)
+    assert [parse_source(name, dir=str(tmp_path)).name for name in "ac"] == ["a", "c"]
 
 
 def test_a_section_holds_for_a_model_under_any_of_its_names(tmp_path: Path) -> None:

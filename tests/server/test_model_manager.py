@@ -553,7 +553,7 @@ def test_models_come_to_the_disk_and_leave_it(folder, tmp_path):
             await server.ask("new")
         await asyncio.sleep(0.001)
         shutil.copytree(folder / "b", tmp_path / "new")
-        await server.ask("new")
+        assert (await server.manager.load(str(tmp_path / "new"), None)).name == "new"
         shutil.rmtree(tmp_path / "new")
         await asyncio.sleep(5)
         # Loaded, it serves all the same, and is told of.

@@ -55,9 +55,9 @@ def chat(
     if local and url:
         raise typer.BadParameter("`--local` talks to no server: leave out one of the two", param_hint="--url")
     question = _question(quick)
-    settings = load(path=config)
+    settings = load(path=config, flags={"models.default": model if local else None})
     sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
-    with _local(model, settings) if local else _remote(url, api_key, settings) as client:
+    with _local(settings) if local else _remote(url, api_key, settings) as client:
         conversation = Conversation(
             client,
             # In this process there is only the one.
@@ -73,12 +73,12 @@ def chat(
             Repl(conversation).run()
 
 
-def _local(model: str | None, config: Config) -> AbstractContextManager[Client]:
-    """A client of `model`, else the configured default, loaded into this process until the exit."""
+def _local(config: Config) -> AbstractContextManager[Client]:
+    """A client of the default model, loaded into this process until the exit."""
     from vllm_metal.cli.progress import pull_progress
     from vllm_metal.server.local import LocalClient
 
-    return LocalClient(model or config.models.default, config, pull_progress)
+    return LocalClient(config, pull_progress)
 
 
 def _remote(url: str | None, api_key: str | None, config: Config) -> AbstractContextManager[Client]:

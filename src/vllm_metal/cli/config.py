@@ -96,19 +96,13 @@ def _warn_of_sections(loaded: config.Config) -> None:
     """Of those that no model has by their name, as after a slip of the pen, and of a model's second one."""
     from vllm_metal.hub import names
 
-    store, aliases = loaded.models.store, loaded.models.aliases
     sections: dict[names.Source, str] = {}
     for name in loaded.model_sections:
         section = f"`[{dotted(('models', name))}]`"
-        hints = []
-        for text in (name, f"{store}/{name}", f"{store}/{name}.gguf"):
-            try:
-                first = sections.setdefault(names.parse_source(text, aliases), section)
-            except ModelNotFound as exc:
-                hints.append(exc.hint)
-                continue
-            if first != section:
-                printer.warning(f"{section} does nothing: it is of the same model as {first}")
-            break
-        else:
-            printer.warning(f"{section} is of no model known here: {hints[0]}")
+        try:
+            first = sections.setdefault(names.parse_source(name, loaded.models), section)
+        except ModelNotFound as exc:
+            printer.warning(f"{section} is of no model known here: {exc.hint}")
+            continue
+        if first != section:
+            printer.warning(f"{section} does nothing: it is of the same model as {first}")

@@ -49,7 +49,7 @@ def convert(
         if value not in allowed:
             raise MetalError(f"`{name}` cannot be {value}", hint=f"it may be {', '.join(map(str, allowed))}")
     device.select(loaded.engine.device)
-    wanted = names.parse_source(source, loaded.models.aliases)
+    wanted = names.parse_source(source, loaded.models)
     with pull_progress() as on_progress:
         model = pull(wanted, models_dir=loaded.models.store, on_progress=on_progress)
         target = folder or loaded.models.store / f"{model.name.rpartition('/')[2]}-{bits}bit"

@@ -79,7 +79,7 @@ def remove(
 
     loaded = configuration.load(path=config)
     models_dir = loaded.models.store
-    found = installed.find(model, installed.installed_models(models_dir), loaded.models.aliases)
+    found = installed.find(model, loaded.models)
     removal.require_ours(found, models_dir)
     _require_unused(found, loaded)
     printer.note(f"`{found.name}`, {format_bytes(found.size_bytes)}, at {found.path}")

@@ -56,8 +56,7 @@ def pull(
 
     loaded = configuration.load(path=config)
     wanted = [
-        _with(names.parse_source(text, loaded.models.aliases), revision, quant)
-        for text in dict.fromkeys(sources)
+        _with(names.parse_source(text, loaded.models), revision, quant) for text in dict.fromkeys(sources)
     ]
     failures = []
     for outcome in _pull_all(wanted, loaded, offline=offline, force=force):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vllm_metal.errors import MetalError, ModelNotFound
-from vllm_metal.hub import gguf_header, other_tools, shared_cache, store, usage
+from vllm_metal.hub import gguf_header, other_tools, own_folder, shared_cache, store, usage
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.model_config import number_format
 from vllm_metal.hub.model_kind import ModelKind, model_kind
@@ -18,6 +17,7 @@ from vllm_metal.hub.names import HubSource, PathSource, parse_source
 from vllm_metal.hub.served_length import served_length
 from vllm_metal.hub.store import WEIGHTS
 from vllm_metal.hub.variants import Variant, variants_in
+from vllm_metal.settings import ModelsConfig
 
 Origin = Literal["hub", "models.dir", "LM Studio", "Ollama"]
 
@@ -38,11 +38,6 @@ class InstalledModel:
     number_format: str | None
     context_length: int | None
     last_used: float | None
-
-    @property
-    def last_part(self) -> str:
-        """Of its name, which will do where no other model has it."""
-        return self.name.rpartition("/")[2].removesuffix(".gguf")
 
 
 def installed_models(models_dir: Path) -> list[InstalledModel]:
@@ -72,15 +67,8 @@ def _in_shared_cache() -> Iterator[InstalledModel]:
 
 def _in_models_dir(models_dir: Path) -> Iterator[InstalledModel]:
     known = {store.alias_path(name, models_dir): name for name in ALIASES}
-    for folder, subfolders, _ in os.walk(models_dir):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        path = Path(folder)
-        if (path / "config.json").is_file():
-            subfolders.clear()
-            yield from _model(_shown(path), path, "models.dir", _files(path))
-        for variant in variants_in(path, deep=False):
-            file = path / variant.files[0]
-            yield from _model(known.get(file) or _shown(file), file, "models.dir", _parts(path, variant))
+    for path, files in own_folder.models(models_dir):
+        yield from _model(known.get(path) or _shown(path), path, "models.dir", files)
 
 
 def _of_other_tools() -> Iterator[InstalledModel]:
@@ -141,18 +129,13 @@ def _shown(path: Path) -> str:
     return str(path)
 
 
-def find(text: str, models: list[InstalledModel], aliases: Mapping[str, str]) -> InstalledModel:
+def find(text: str, config: ModelsConfig) -> InstalledModel:
     """The one that `text` names, as `metal list` does or any other command. Raises `ModelNotFound`."""
+    models = installed_models(config.store)
     for model in models:
         if model.name == text:
             return model
-    try:
-        source = parse_source(text, aliases)
-    except ModelNotFound:
-        short = [model for model in models if model.last_part == text]
-        if len(short) == 1 and short[0].origin == "models.dir":
-            return short[0]
-        raise
+    source = parse_source(text, config)
     for model in models:
         if model.path == source.path if isinstance(source, PathSource) else model.name == str(source):
             return model

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from vllm_metal.config import Config
 from vllm_metal.errors import ModelNotFound
-from vllm_metal.hub import other_tools
+from vllm_metal.hub import other_tools, own_folder
 from vllm_metal.hub.aliases import ALIASES
 from vllm_metal.hub.catalogue import known_models
 from vllm_metal.settings import ModelsConfig
@@ -78,24 +77,35 @@ _URL = re.compile(
 _MAX_REPO_LENGTH = 96
 
 
-def parse_source(text: str, aliases: Mapping[str, str] = MappingProxyType({})) -> Source:
+def parse_source(text: str, models: ModelsConfig) -> Source:
     """The first that fits of: short name, path that exists, hub repository. Raises `ModelNotFound`.
 
-    `aliases` are the user's own short names, which go before those that we know.
+    Of short names, those that the user has given go first, then those that we know, then those of the models
+    in `models.dir`.
     """
     text = text.strip()
-    text = aliases.get(text, text)
+    text = models.default if text in models.served_names else text
+    text = models.aliases.get(text, text)
     if source := _short_name(text):
         return source
     if path := other_tools.find(text):
         return PathSource(path, label=text)
+    if "/" not in text and (path := short_names(models).get(text)):
+        return PathSource(path)
     if path := _existing_path(text):
         return PathSource(path)
     if text.startswith(("/", "~", "./", "../")) or text.endswith(".gguf"):
         raise ModelNotFound(f"`{text}` does not exist", hint="check the path")
     if source := _hub_source(text):
         return source
-    raise ModelNotFound(f"there is no model `{text}`", hint=_advice(text, aliases))
+    raise ModelNotFound(f"there is no model `{text}`", hint=_advice(text, models))
+
+
+def short_names(models: ModelsConfig) -> dict[str, Path]:
+    """Of the models in `models.dir`, but for names that mean something else."""
+    taken = {*models.served_names, *models.adapters, *models.aliases, *ALIASES, *known_models()}
+    found = own_folder.short_names(models.store)
+    return {name: path for name, path in found.items() if name not in taken}
 
 
 def may_be_pulled(text: str, aliases: Mapping[str, str]) -> bool:
@@ -108,7 +118,7 @@ def may_be_pulled(text: str, aliases: Mapping[str, str]) -> bool:
 
 def configured_source(models: ModelsConfig) -> Source:
     """The model that is served when none is named. Raises as `parse_source` does."""
-    source = parse_source(models.default, models.aliases)
+    source = parse_source(models.default, models)
     if models.revision and isinstance(source, HubSource):
         return replace(source, revision=models.revision)
     return source
@@ -119,12 +129,11 @@ def config_for(name: str, config: Config) -> Config:
 
     Raises as `parse_source` does.
     """
-    aliases = config.models.aliases
-    source = _of_any_revision(parse_source(name, aliases))
+    source = _of_any_revision(parse_source(name, config.models))
     synonyms = []
     for other in (config.models.default, *config.model_sections):
         with suppress(ModelNotFound):
-            if _of_any_revision(parse_source(other, aliases)) == source:
+            if _of_any_revision(parse_source(other, config.models)) == source:
                 synonyms.append(other)
     return config.for_model(name, synonyms=synonyms)
 
@@ -165,7 +174,8 @@ def _hub_source(text: str) -> HubSource | None:
     return HubSource(repo, revision, quant)
 
 
-def _advice(text: str, aliases: Mapping[str, str]) -> str:
-    if near := difflib.get_close_matches(text.lower(), [*aliases, *ALIASES, *known_models()], n=1):
+def _advice(text: str, models: ModelsConfig) -> str:
+    known = [*models.aliases, *ALIASES, *known_models(), *short_names(models)]
+    if near := difflib.get_close_matches(text.lower(), known, n=1):
         return f"did you mean `{near[0]}`?"
     return "name a hub model as `org/name`, or give the path of a model folder or `.gguf` file"

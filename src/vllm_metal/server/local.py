@@ -19,10 +19,12 @@ from vllm_metal.settings import ServerConfig
 
 
 class LocalClient:
-    """Entering it loads `model` and gives a `Client`, or raises what loading raised. Leaving frees it."""
+    """Entering it loads the default model and gives a `Client`, or raises what loading raised. Leaving frees
+    it.
+    """
 
-    def __init__(self, model: str, config: Config, show_progress: ShowProgress = silence) -> None:
-        self._config = replace(config, models=replace(config.models, default=model, served_names=()))
+    def __init__(self, config: Config, show_progress: ShowProgress = silence) -> None:
+        self._config = replace(config, models=replace(config.models, served_names=()))
         self._show_progress = show_progress
 
     def __enter__(self) -> Client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ from pathlib import Path
 
 from vllm_metal.config import Config
 from vllm_metal.errors import MetalError, ModelNotFound
-from vllm_metal.hub import store
+from vllm_metal.hub import names, store
 from vllm_metal.hub.catalogue import known_models
 from vllm_metal.hub.installed import InstalledModel, installed_models, told_context_length
 from vllm_metal.hub.model_kind import ModelKind, model_kind
-from vllm_metal.hub.names import config_for, configured_source, may_be_pulled
 from vllm_metal.hub.store import LocalModel
 
 logger = logging.getLogger(__name__)
@@ -72,7 +70,7 @@ class ModelDirectory:
         known = sorted({*served_names, *(each.local.name for each in models)})
         if len(name) <= _MAX_NEAR_LENGTH and (near := difflib.get_close_matches(name, known, cutoff=0.5)):
             hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?"
-        if may_be_pulled(name, self._config.models.aliases):
+        if names.may_be_pulled(name, self._config.models.aliases):
             hint = f"`metal pull {name}` fetches it; {hint}"
         raise ModelNotFound(f"the model `{name}` is not served here", hint=hint)
 
@@ -91,19 +89,21 @@ class ModelDirectory:
 def _listed(config: Config) -> Iterator[ListedModel]:
     installed = {model.path: model for model in installed_models(config.models.store)}
     given = dict(_given_names(config))
-    last_parts = Counter(model.last_part for model in installed.values())
+    short_names = {path: name for name, path in names.short_names(config.models).items()}
     for path in dict.fromkeys([*installed, *given.values()]):
         model = installed.get(path)
-        names = {name for name, each in given.items() if each == path}
+        called = {name for name, each in given.items() if each == path}
         if model is not None:
-            names |= set(_names_of(model, is_unique=last_parts[model.last_part] == 1))
-        local = LocalModel(_name(model, names), path)
+            called |= set(_names_of(model))
+        if path in short_names:
+            called.add(short_names[path])
+        local = LocalModel(_name(model, called), path)
         lengths = (
-            config.for_model(local.name, synonyms=names).engine.max_model_len,
+            config.for_model(local.name, synonyms=called).engine.max_model_len,
             told_context_length(path) if model is None else model.context_length,
         )
         length = min((each for each in lengths if each), default=None)
-        yield ListedModel(local, frozenset(names), length, model_kind(path))
+        yield ListedModel(local, frozenset(called), length, model_kind(path))
 
 
 def _given_names(config: Config) -> Iterator[tuple[str, Path]]:
@@ -111,16 +111,14 @@ def _given_names(config: Config) -> Iterator[tuple[str, Path]]:
     models = config.models
     for name in (models.default, *models.aliases, *config.model_sections):
         with suppress(MetalError, OSError):
-            source = configured_source(config_for(name, config).models)
+            source = names.configured_source(names.config_for(name, config).models)
             if local := store.find(source, models_dir=models.store):
                 yield name, local.path
 
 
-def _names_of(model: InstalledModel, *, is_unique: bool) -> Iterator[str]:
+def _names_of(model: InstalledModel) -> Iterator[str]:
     yield model.name
     yield str(model.path)
-    if model.origin == "models.dir" and is_unique:
-        yield model.last_part
     yield from (each.name for each in known_models().values() if each.repo == model.name)
 
 

@@ -28,25 +28,29 @@ async def get_model(request: web.Request) -> web.Response:
     raise ModelNotFound(f"no model `{name}` is served here", hint="`GET /v1/models` lists those that are")
 
 
-async def _models(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset[str]]]:
+async def _models(manager: ModelManager) -> AsyncIterator[tuple[Model, set[str]]]:
     """Each with the names that ask for it, the default one first; LoRA adapters follow their model."""
     async for told, names in _without_adapters(manager):
         yield told, names
         for adapter, model in manager.roster.adapters.items():
             if model in names:
-                yield replace(told, id=adapter, parent=told.id), frozenset({adapter})
+                yield replace(told, id=adapter, parent=told.id), {adapter}
 
 
-async def _without_adapters(manager: ModelManager) -> AsyncIterator[tuple[Model, frozenset[str]]]:
+async def _without_adapters(manager: ModelManager) -> AsyncIterator[tuple[Model, set[str]]]:
     for listed, resident in await manager.roster.listed():
+        called = set() if listed is None else set(listed.names)
+        called |= set() if resident is None else manager.roster.names_of(resident)
         if resident is manager.roster.default:
-            for name in manager.roster.served_names:
-                yield _told(name, manager, listed, resident), frozenset({name})
+            first, *others = manager.roster.served_names
+            yield _told(first, manager, listed, resident), called.difference(others)
+            for name in others:
+                yield _told(name, manager, listed, resident), {name}
         elif listed is not None:
-            yield _told(listed.local.name, manager, listed, resident), listed.names
+            yield _told(listed.local.name, manager, listed, resident), called
         elif resident is not None:
             # Its files have gone since it was loaded.
-            yield _told(resident.name, manager, listed, resident), frozenset({resident.name})
+            yield _told(resident.name, manager, listed, resident), called
 
 
 def _told(

@@ -64,6 +64,8 @@ class Roster:
             model = self._add(found.local.name, None, config)
             model.local = found.local
         self._by_name[name] = model
+        # It is shown by this one, and may outlive its files.
+        self._by_name.setdefault(model.name, model)
         return model
 
     async def listed(self) -> list[tuple[ListedModel | None, ResidentModel | None]]:
@@ -76,6 +78,10 @@ class Roster:
             if model not in on_disk and (model is self.default or model.is_under_way)
         ]
         return sorted([*found, *gone], key=lambda each: each[1] is not self.default)
+
+    def names_of(self, model: ResidentModel) -> set[str]:
+        """Those that are known of before anybody looks at the disk, or were asked for."""
+        return {name for name, each in self._by_name.items() if each is model and name not in self.adapters}
 
     def _add(self, name: str, source: Source | None, config: Config) -> ResidentModel:
         model = ResidentModel(name, source, config, on_change=self._on_change)
