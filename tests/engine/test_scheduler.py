@@ -32,6 +32,7 @@ def make_scheduler(
     max_num_batched_tokens: int = 16,
     slots: bool = False,
     pace: StepPace | None = None,
+    chunk_grain: int = 1,
 ) -> Scheduler:
     kv = (
         SlotKVCacheManager(SLOT_SPEC, budget_bytes, max_num_seqs=max_num_seqs, max_model_len=2048)
@@ -43,6 +44,7 @@ def make_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         pace=pace or StepPace(1000.0, min_chunk=1),
+        chunk_grain=chunk_grain,
     )
 
 
@@ -86,9 +88,10 @@ def step(scheduler: Scheduler) -> dict[Request, int]:
     slots=st.booleans(),
     lag=st.integers(0, 1),
     stretch=st.sampled_from([1.0, 1.25, 2.0, 1000.0]),
+    chunk_grain=st.sampled_from([1, 4, 64]),
 )
 def test_everyone_finishes_within_the_budgets(
-    sizes, max_num_seqs, max_num_batched_tokens, spare_steps, aborts, slots, lag, stretch
+    sizes, max_num_seqs, max_num_batched_tokens, spare_steps, aborts, slots, lag, stretch, chunk_grain
 ):
     longest = max(prompt + answer for prompt, answer in sizes)
     one = 2048 * SLOT_SPEC.bytes_per_token if slots else SPEC.num_bytes(longest)
@@ -99,6 +102,7 @@ def test_everyone_finishes_within_the_budgets(
         max_num_batched_tokens=max_num_batched_tokens,
         slots=slots,
         pace=StepPace(stretch, min_chunk=16),
+        chunk_grain=chunk_grain,
     )
     engine = Engine(scheduler, lag=lag)
     requests = [make_request(str(i), prompt, answer) for i, (prompt, answer) in enumerate(sizes)]
@@ -215,6 +219,35 @@ def test_what_others_leave_of_a_step_begins_no_prompt_if_it_is_less_than_a_chunk
         scheduler.add(request)
     assert step(scheduler) == {short: 30, middle: 50}
     assert step(scheduler)[long] == 98
+
+
+@given(lengths=st.lists(st.integers(2, 1500), min_size=1, max_size=6), budget=st.integers(40, 700))
+def test_where_shapes_are_dear_what_is_cut_off_a_prompt_comes_in_few(lengths, budget):
+    scheduler = make_scheduler(
+        max_num_batched_tokens=budget, slots=True, pace=StepPace(1000.0, min_chunk=32), chunk_grain=64
+    )
+    engine = Engine(scheduler)
+    for number, length in enumerate(lengths):
+        scheduler.add(make_request(str(number), length))
+    while engine.has_work():
+        for request, num_tokens in engine.step().items():
+            end = request.num_computed_tokens
+            if num_tokens >= 64 and end < request.num_prompt_tokens:
+                assert num_tokens.bit_count() == 1
+                assert end % num_tokens == 0
+            if num_tokens >= 64:
+                assert (end - num_tokens) % 64 == 0
+
+
+def test_where_shapes_are_dear_what_others_leave_of_a_step_only_finishes_prompts():
+    scheduler = make_scheduler(
+        max_num_batched_tokens=200, pace=StepPace(1000.0, min_chunk=32), chunk_grain=64
+    )
+    short, middle, long = (make_request(name, size) for name, size in (("s", 30), ("m", 50), ("l", 300)))
+    for request in (short, middle, long):
+        scheduler.add(request)
+    assert step(scheduler) == {short: 30, middle: 50}
+    assert step(scheduler) == {short: 1, middle: 1, long: 128}
 
 
 def test_the_newest_is_preempted_and_is_next_again():

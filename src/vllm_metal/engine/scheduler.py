@@ -36,17 +36,28 @@ class Scheduler:
     prompts, under way or waiting alike: the higher priority first, then the shortest remainder, where waiting
     makes a remainder count for less, so that no one waits for ever. When the KV of a running request cannot
     grow, the one of lowest priority, the newest among equals, is preempted: its KV is dropped and it waits to
-    be computed again.
+    be computed again. With a `chunk_grain` above 1, for devices that compile attention for each new shape,
+    what is cut off a prompt is a power of two that divides the position where it ends, as soon as the position
+    where it begins is a multiple of the grain.
     """
 
     def __init__(
-        self, kv: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int, pace: StepPace
+        self,
+        kv: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        pace: StepPace,
+        chunk_grain: int = 1,
     ) -> None:
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         # Every running request must be able to decode in every step.
         self.max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
         self.pace = pace
+        self.chunk_grain = chunk_grain
+        # Where shapes are dear so is every chunk, and what others leave only finishes prompts.
+        self._least_rest = pace.min_chunk if chunk_grain == 1 else self.max_num_batched_tokens
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -140,14 +151,14 @@ class Scheduler:
                 admitting = admitting and self._admit(request)
                 if not admitting:
                     continue
-            num_tokens = min(self.kv.max_num_new_tokens(request), budget)
-            if (
-                num_tokens < min(request.num_remaining_tokens, self.pace.min_chunk)
-                and output.num_prefill_tokens
-            ):
+            most = self.kv.max_num_new_tokens(request)
+            num_tokens = min(most, budget)
+            if output.num_prefill_tokens and num_tokens < min(most, self._least_rest):
                 continue  # What others left over is too little to be worth a chunk.
             if tells:
                 num_tokens = min(num_tokens, MAX_PROMPT_LOGPROBS - num_logprobs)
+            if num_tokens < most:
+                num_tokens = _even(request.num_computed_tokens, num_tokens, self.chunk_grain)
             if self._schedule(request, num_tokens, output):
                 budget -= num_tokens
                 num_logprobs += tells * num_tokens
@@ -207,3 +218,14 @@ def _is_prompt(request: Request) -> bool:
 def _is_complete(request: Request) -> bool:
     """Whether its last token is sampled already, if not read."""
     return request.num_sampled_tokens >= request.max_tokens
+
+
+def _even(start: int, num_tokens: int, grain: int) -> int:
+    """As many of `num_tokens` from `start` on as make a chunk like others: see `Scheduler`."""
+    if grain == 1:
+        return num_tokens
+    if behind := start % grain:
+        return min(grain - behind, num_tokens)
+    largest = 1 << num_tokens.bit_length() - 1
+    # The largest power of two that divides it.
+    return min(start & -start, largest) if start else largest

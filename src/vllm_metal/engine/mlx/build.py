@@ -22,6 +22,7 @@ from vllm_metal.engine.mlx.loading import loading
 from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.self_check import Mode, choose_mode
 from vllm_metal.engine.mlx.split_runner import SplitRunner
+from vllm_metal.engine.mlx.step_planner import LEAST_EXACT
 from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
@@ -92,6 +93,7 @@ def build(
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             pace=StepPace(engine.max_step_stretch, _CPU_LEAST_CHUNK if device.is_cpu() else _GPU_LEAST_CHUNK),
+            chunk_grain=1 if device.is_cpu() else LEAST_EXACT,
         )
     usage.record(path)
     summary = ModelSummary(

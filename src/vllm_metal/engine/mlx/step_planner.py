@@ -15,7 +15,7 @@ _NUM_ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LEAST_KEY_LENGTH = 256
 #: Chunks of so many rows are worth a shape of their own: a mask over all their keys costs more than that.
 #: Smaller ones begin anywhere, behind kept prefixes, and would seldom meet a shape twice.
-_LEAST_EXACT = 512
+LEAST_EXACT = 512
 #: Prompts that begin share one attention up to this many rows, since its work grows with their square.
 _MOST_PACKED = 2048
 
@@ -87,7 +87,7 @@ class StepPlanner:
         self._add(request, num_tokens, tokens)
         num_rows = self._pad(tokens, offset, request, num_tokens)
         end = request.num_computed_tokens + num_rows
-        is_exact = not self.static or num_rows >= _LEAST_EXACT
+        is_exact = not self.static or num_rows >= LEAST_EXACT
         key_length = end if is_exact else self._key_length(end, capacity)
         return Chunk(capacity, num_rows, offset, key_length, is_exact)
 
