@@ -13,9 +13,9 @@ import psutil
 
 from vllm_metal.errors import ConfigError
 
-# On CUDA, MLX keeps this many graphs of 20 operations, and a step is some 30 of them. With its own 400, steps
-# of a dozen shapes would be made anew each time. Read when MLX first uses the device.
-os.environ.setdefault("MLX_CUDA_GRAPH_CACHE_SIZE", "4096")
+# On CUDA, MLX makes a graph of every 20 operations before it launches them. Steps of new shapes then take
+# tens of milliseconds and none is faster for it (docs/performance.md). Read when MLX first uses the device.
+os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
 
 #: CPU streams that nobody uses just now. Behind each is a thread that MLX never ends, so whoever comes takes
 #: one of these over.
