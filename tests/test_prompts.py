@@ -11,6 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import tiny_folder
+from chat_prompt import encode_chat
 from vllm_metal.api.chat import RENDERING_PARAMETERS, ChatCompletionRequest
 from vllm_metal.engine.mlx import loader
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
@@ -29,7 +30,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer: Token
         tokenizer.encode("é" * 20 + "e", max_tokens=10)
     assert caught.value.param == "prompt"
     with pytest.raises(PromptTooLong) as caught:
-        tokenizer.apply_chat_template([{"role": "user", "content": "x" * 41}], max_tokens=10)
+        encode_chat(tokenizer, [{"role": "user", "content": "x" * 41}], max_tokens=10)
     assert caught.value.param == "messages"
 
 
@@ -80,7 +81,7 @@ def test_a_template_may_ask_much_of_its_messages(tmp_path: Path) -> None:
     template = "{{ raise_exception('no') if messages | length < 9 }}{% generation %}{% endgeneration %}"
     loaded = loader.load(tiny_folder.save(tmp_path / "tiny"), chat_template=template)
     with pytest.raises(InvalidRequest, match="no"):
-        loaded.tokenizer.apply_chat_template([{"role": "user", "content": "x"}])
+        encode_chat(loaded.tokenizer, [{"role": "user", "content": "x"}])
 
 
 def test_a_template_file_that_is_not_there(tmp_path: Path) -> None:
@@ -100,5 +101,5 @@ def test_no_parameter_of_the_renderer_can_be_set_by_a_request(name: str) -> None
 
 
 def test_nor_a_parameter_of_our_own() -> None:
-    ours = inspect.signature(Tokenizer.apply_chat_template).parameters.keys()
+    ours = inspect.signature(Tokenizer.render_chat).parameters.keys()
     assert ours - {"add_generation_prompt", "variables"} <= RENDERING_PARAMETERS

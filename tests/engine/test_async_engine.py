@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -30,8 +31,8 @@ class IdTokenizer:
     def encode(self, text, *, add_special_tokens=True, max_tokens=None, only_end=False, param="prompt"):
         return [ord(character) for character in text]
 
-    def apply_chat_template(self, messages, *, add_generation_prompt=True, **template_kwargs):
-        return self.encode(messages[-1]["content"])
+    def render_chat(self, messages, *, add_generation_prompt=True, **variables):
+        return messages[-1]["content"]
 
 
 def load(name: str = "llama", **core) -> LoadedEngine:
@@ -55,6 +56,32 @@ async def ask(engine, name, prompt, params=GREEDY, **options):
             token_ids += output.token_ids
             last = output
     return token_ids, last
+
+
+def test_no_other_text_waits_for_a_long_one():
+    at_work, may_end = threading.Event(), threading.Event()
+
+    class Waiting(IdTokenizer):
+        def encode(self, text, **options):
+            if len(text) > 1000:
+                at_work.set()
+                may_end.wait(60)
+            return [1]
+
+    async def main():
+        engine = await start(lambda: replace(load(), tokenizer=Waiting()))
+        try:
+            long = asyncio.create_task(engine.encode_chat([{"role": "user", "content": "x" * 100_000}]))
+            await asyncio.to_thread(at_work.wait, 60)
+            assert await engine.encode("short") == [1]
+            assert await engine.encode_chat([{"role": "user", "content": "short"}]) == [1]
+            assert not long.done()
+        finally:
+            may_end.set()
+        assert await long == [1]
+        await engine.stop()
+
+    asyncio.run(main())
 
 
 def test_concurrent_requests_get_what_each_gets_alone():

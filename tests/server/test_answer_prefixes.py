@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import tokenizer_packages
+from chat_prompt import encode_chat
 from vllm_metal.api import messages_as_chats
 from vllm_metal.api.chat import ChatCompletionRequest
 from vllm_metal.api.decoding import decode
@@ -39,7 +40,7 @@ def qwen3(cache_dir: Path) -> Tokenizer:
 
 
 def rendered(qwen3: Tokenizer, chat: ChatCompletionRequest) -> str:
-    token_ids = qwen3.apply_chat_template(chat.template_messages(), **chat.template_kwargs())
+    token_ids = encode_chat(qwen3, chat.template_messages(), **chat.template_kwargs())
     return qwen3.decode(token_ids, skip_special_tokens=False)
 
 

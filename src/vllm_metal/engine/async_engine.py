@@ -52,14 +52,7 @@ class Tokenizer(Protocol):
         param: str = ...,
     ) -> list[int]: ...
     def encode_around(self, before: str, after: str, *, max_tokens: int | None = None) -> list[int]: ...
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        max_tokens: int | None = None,
-        only_end: bool = False,
-        **template_kwargs: Any,
-    ) -> list[int]: ...
+    def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> str: ...
     def render_request_template(
         self, chat_template: str, messages: list[dict[str, Any]], **variables: Any
     ) -> str: ...
@@ -238,7 +231,7 @@ class AsyncEngine(EngineThread[LoadedEngine, EngineCore, RequestStream]):
             only_end=only_end,
             param=param,
         )
-        return await self._run_on(self._tokenizing, encode)
+        return await self._run_on(self._tokenizing_of(len(text)), encode)
 
     async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each of `words` as it begins a text, and as it stands behind a space. Raises InvalidRequest."""
@@ -248,14 +241,14 @@ class AsyncEngine(EngineThread[LoadedEngine, EngineCore, RequestStream]):
             encode_one = partial(self._tokenizer.encode, add_special_tokens=False, param="bad_words")
             return tuple({tuple(encode_one(spelling)): None for spelling in spellings})
 
-        return await self._run_on(self._tokenizing, encode)
+        return await self._run_on(self._tokenizing_of(sum(map(len, words))), encode)
 
     async def encode_around(self, before: str, after: str) -> list[int]:
         """The prompt for what stands between two texts. Raises InvalidRequest where the model cannot, and as
         `encode` does.
         """
         encode = partial(self._tokenizer.encode_around, before, after, max_tokens=self.max_model_len)
-        return await self._run_on(self._tokenizing, encode)
+        return await self._run_on(self._tokenizing_of(len(before) + len(after)), encode)
 
     async def encode_chat(
         self,
@@ -271,18 +264,14 @@ class AsyncEngine(EngineThread[LoadedEngine, EngineCore, RequestStream]):
         Raises InvalidRequest when the template refuses the messages, and as `encode` does.
         """
         if chat_template is None:
-            encode = partial(
-                self._tokenizer.apply_chat_template,
-                messages,
-                add_special_tokens=add_special_tokens,
-                max_tokens=self.max_model_len,
-                only_end=only_end,
-                **template_kwargs,
+            render = partial(self._tokenizer.render_chat, messages, **template_kwargs)
+            text = await self._run_on(self._tokenizing, render)
+        else:
+            render = partial(
+                self._tokenizer.render_request_template, chat_template, messages, **template_kwargs
             )
-            return await self._run_on(self._tokenizing, encode)
-        render = partial(self._tokenizer.render_request_template, chat_template, messages, **template_kwargs)
-        # Not where others tokenize, since a template may take its time.
-        text = await self._run_on(self._rendering, render)
+            # Not where others tokenize, since a template may take its time.
+            text = await self._run_on(self._rendering, render)
         return await self.encode(
             text, add_special_tokens=add_special_tokens, only_end=only_end, param="messages"
         )

@@ -125,7 +125,7 @@ class EmbeddingEngine(EngineThread[LoadedEmbedder, EmbeddingCore, _Held]):
     async def tokens(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
         """Ids and strings. Raises as `encode` does."""
         split = partial(self._encoder.tokens, text, add_special_tokens=add_special_tokens)
-        return await self._run_on(self._tokenizing, split)
+        return await self._run_on(self._tokenizing_of(len(text)), split)
 
     async def text(self, token_ids: Sequence[int], *, param: str) -> str:
         """Raises InvalidRequest for ids of no token."""
@@ -137,7 +137,8 @@ class EmbeddingEngine(EngineThread[LoadedEmbedder, EmbeddingCore, _Held]):
         self._num_encoding += 1
         try:
             for some in _pieces(items):
-                results += await self._run_on(self._tokenizing, partial(encode, some))
+                executor = self._tokenizing_of(sum(map(_num_characters, some)))
+                results += await self._run_on(executor, partial(encode, some))
         finally:
             self._num_encoding -= 1
         return results
@@ -231,11 +232,15 @@ class EmbeddingEngine(EngineThread[LoadedEmbedder, EmbeddingCore, _Held]):
                 core.abort(request_id)
 
 
+def _num_characters(item: Sequence[str]) -> int:
+    return len(item) if isinstance(item, str) else sum(map(len, item))
+
+
 def _pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Those that are encoded in one go."""
     start = num_characters = 0
     for position, item in enumerate(items):
-        num_characters += len(item) if isinstance(item, str) else sum(map(len, item))
+        num_characters += _num_characters(item)
         if num_characters >= _CHARACTERS_AT_ONCE or position - start + 1 == _TEXTS_AT_ONCE:
             yield items[start : position + 1]
             start, num_characters = position + 1, 0

@@ -50,6 +50,10 @@ LoadedT = TypeVar("LoadedT", bound=Loaded[Any])
 HeldT = TypeVar("HeldT")
 
 
+#: In characters. Shorter ones are encoded in a tenth of a second.
+_LONG_TEXT = 1 << 16
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     pass
@@ -68,6 +72,7 @@ class EngineThread(ABC, Generic[LoadedT, CoreT, HeldT]):
         self._inbox: SimpleQueue[object] = SimpleQueue()
         self._held: dict[str, HeldT] = {}
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._tokenizing_long = ThreadPoolExecutor(1, thread_name_prefix="tokenizer of long texts")
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._stopping = False
         self._idle_since_s: float | None = None
@@ -97,6 +102,7 @@ class EngineThread(ABC, Generic[LoadedT, CoreT, HeldT]):
         if self._thread.is_alive():
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._tokenizing.shutdown(wait=False)
+        self._tokenizing_long.shutdown(wait=False)
 
     @property
     def num_streams(self) -> int:
@@ -136,6 +142,10 @@ class EngineThread(ABC, Generic[LoadedT, CoreT, HeldT]):
         """Raises EngineUnavailable when the engine has stopped."""
         if self.failure or self._stopping:
             raise EngineUnavailable(self.failure or "the server is shutting down")
+
+    def _tokenizing_of(self, num_characters: int) -> Executor:
+        """Where a text of that length is encoded: a long one takes seconds, which no other should wait."""
+        return self._tokenizing if num_characters < _LONG_TEXT else self._tokenizing_long
 
     async def _run_on(self, executor: Executor, action: Callable[[], T]) -> T:
         """What `action` gives. Raises EngineUnavailable when the engine has stopped."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chat_prompt import encode_chat
 from vllm_metal.api.chat import REASONING_KEYS
 from vllm_metal.engine.mlx.agent_turns import AgentTurns
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ TOLD = {"role": "user", "content": [{"type": "text", "text": "d"}]}
 
 def rendered(byte_tokenizer: Any, template: str, *messages: dict[str, Any]) -> list[str]:
     tokenizer = Tokenizer(byte_tokenizer, chat_template=template)
-    return tokenizer.decode(tokenizer.apply_chat_template([*messages])).strip().splitlines()
+    return tokenizer.decode(encode_chat(tokenizer, [*messages])).strip().splitlines()
 
 
 @pytest.mark.parametrize("template", [ANYTHING, NO_TOOLS])

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 import tiny_models
+from chat_prompt import encode_chat
 from vllm_metal.engine.mlx import loader
 from vllm_metal.errors import NotAModel, UnsupportedModel
 
@@ -78,7 +79,7 @@ def test_a_tokenizer_and_a_template_from_elsewhere(folder, tmp_path, byte_tokeni
     byte_tokenizer.save_pretrained(tmp_path / "other")
     loaded = loader.load(folder, tokenizer_path=tmp_path / "other", chat_template="{{ messages[0].content }}")
     assert loaded.tokenizer.encode("<pad>") == [258]
-    assert loaded.tokenizer.apply_chat_template([{"role": "user", "content": "</s>"}]) == [257]
+    assert encode_chat(loaded.tokenizer, [{"role": "user", "content": "</s>"}]) == [257]
 
 
 def test_end_tokens_of_a_file_stay_with_a_tokenizer_from_elsewhere(smollm2_path, folder):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from chat_prompt import encode_chat
 from vllm_metal.engine.mlx.system_messages import SystemMessages
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ A, B, C, D, E = "abcde"
 def rendered(byte_tokenizer, template: str, *messages: tuple[str, object]) -> str:
     tokenizer = Tokenizer(byte_tokenizer, chat_template=template)
     given = [{"role": role, "content": content} for role, content in messages]
-    return tokenizer.decode(tokenizer.apply_chat_template(given, add_generation_prompt=False))
+    return tokenizer.decode(encode_chat(tokenizer, given, add_generation_prompt=False))
 
 
 @pytest.mark.parametrize("template", [ANYWHERE, IN_PARTS])

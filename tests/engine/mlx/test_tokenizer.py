@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from chat_prompt import encode_chat
 from vllm_metal.engine.mlx import content_format, request_template
 from vllm_metal.engine.mlx.tokenizer import Tokenizer
 from vllm_metal.errors import InvalidRequest
@@ -33,7 +34,7 @@ def test_a_lone_surrogate_is_the_clients_fault(tokenizer):
 
 
 def test_the_template_is_rendered_with_its_special_tokens_once(smollm2_tokenizer):
-    ids = smollm2_tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
+    ids = encode_chat(smollm2_tokenizer, [{"role": "user", "content": "Hi"}])
     start, end = 1, 2  # <|im_start|> and <|im_end|>
     assert (ids.count(start), ids.count(end)) == (3, 2)
     assert smollm2_tokenizer.decode(ids).endswith("user\nHi\nassistant\n")
@@ -41,7 +42,7 @@ def test_the_template_is_rendered_with_its_special_tokens_once(smollm2_tokenizer
 
 def test_the_generation_prompt_is_optional_and_variables_reach_the_template(tokenizer):
     def render(**options):
-        return tokenizer.decode(tokenizer.apply_chat_template([USER], **options))
+        return tokenizer.decode(encode_chat(tokenizer, [USER], **options))
 
     assert render() == "user: héassistant:"
     assert render(add_generation_prompt=False) == "user: hé"
@@ -58,14 +59,14 @@ def test_the_generation_prompt_is_optional_and_variables_reach_the_template(toke
 )
 def test_messages_that_the_template_refuses_are_the_clients_fault(tokenizer, messages, message):
     with pytest.raises(InvalidRequest, match=message) as caught:
-        tokenizer.apply_chat_template(messages)
+        encode_chat(tokenizer, messages)
     assert caught.value.param in ("messages", None)
 
 
 @pytest.mark.parametrize("variable", ["chat_template", "tokenize", "return_tensors"])
 def test_variables_cannot_steer_the_renderer(tokenizer, variable):
     with pytest.raises(InvalidRequest, match=f"`{variable}`") as caught:
-        tokenizer.apply_chat_template([USER], **{variable: "{{ 1 }}"})
+        encode_chat(tokenizer, [USER], **{variable: "{{ 1 }}"})
     assert caught.value.param == "chat_template_kwargs"
 
 
@@ -74,16 +75,16 @@ def test_a_template_cannot_reach_python(byte_tokenizer):
         byte_tokenizer, chat_template="{{ messages.__class__.__mro__[1].__subclasses__() }}"
     )
     with pytest.raises(InvalidRequest, match="unsafe"):
-        tokenizer.apply_chat_template([USER])
+        encode_chat(tokenizer, [USER])
 
 
 def test_a_model_without_a_template_says_what_to_do(byte_tokenizer):
     byte_tokenizer.chat_template = None
     with pytest.raises(InvalidRequest, match="no chat template") as caught:
-        Tokenizer(byte_tokenizer).apply_chat_template([USER])
+        encode_chat(Tokenizer(byte_tokenizer), [USER])
     assert "/v1/completions" in caught.value.hint
     replaced = Tokenizer(byte_tokenizer, chat_template="{{ messages[0].content }}")
-    assert replaced.decode(replaced.apply_chat_template([USER])) == "hé"
+    assert replaced.decode(encode_chat(replaced, [USER])) == "hé"
 
 
 def test_of_a_text_of_which_only_the_end_is_wanted_no_more_is_encoded(smollm2_tokenizer, monkeypatch):
@@ -102,7 +103,7 @@ def test_of_a_text_of_which_only_the_end_is_wanted_no_more_is_encoded(smollm2_to
     assert end[-100:] == whole[-100:]
     assert len(encoded[0]) < len(text) / 4
     chat = [{"role": "user", "content": text}]
-    assert len(smollm2_tokenizer.apply_chat_template(chat, max_tokens=100, only_end=True)) < len(whole) / 4
+    assert len(encode_chat(smollm2_tokenizer, chat, max_tokens=100, only_end=True)) < len(whole) / 4
 
 
 def test_detokenizing_is_not_disturbed_by_encoding(smollm2_tokenizer):
@@ -114,7 +115,7 @@ def test_detokenizing_is_not_disturbed_by_encoding(smollm2_tokenizer):
         try:
             for _ in range(100):
                 smollm2_tokenizer.encode(text)
-                smollm2_tokenizer.apply_chat_template([{"role": "user", "content": text}])
+                encode_chat(smollm2_tokenizer, [{"role": "user", "content": text}])
         except Exception as exc:
             failures.append(exc)
 
@@ -149,7 +150,7 @@ def test_content_comes_as_the_template_wants_it(byte_tokenizer, template, text_c
     tokenizer = Tokenizer(byte_tokenizer, chat_template=template)
 
     def render(content):
-        return tokenizer.decode(tokenizer.apply_chat_template([USER, {"role": "user", "content": content}]))
+        return tokenizer.decode(encode_chat(tokenizer, [USER, {"role": "user", "content": content}]))
 
     assert render("x") == text_content
     assert render(PARTS) == parts_content
@@ -166,7 +167,7 @@ def test_a_message_is_gone_on_with(byte_tokenizer):
     messages = [USER, {"role": "assistant", "content": "It is"}]
 
     def render(**options):
-        return tokenizer.decode(tokenizer.apply_chat_template(messages, **options))
+        return tokenizer.decode(encode_chat(tokenizer, messages, **options))
 
     assert render() == "<hé><It is>"
     assert render(add_generation_prompt=False, continue_final_message=True) == "<hé><It is"

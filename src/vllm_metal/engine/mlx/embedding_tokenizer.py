@@ -1,4 +1,4 @@
-"""Texts to inputs of an embedding model. All of it belongs to one executor thread."""
+"""Texts to inputs of an embedding model, on any thread."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class EmbeddingTokenizer:
 
     def tokens(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[str]]:
         """Ids and strings of all of `text`. Raises InvalidRequest as `encode` does."""
-        encoding = self._backend.encode(self._readable(text), add_special_tokens=add_special_tokens)
+        # A batch of one, because only for a batch the backend lets other threads run.
+        [encoding] = self._backend.encode_batch([self._readable(text)], add_special_tokens=add_special_tokens)
         return encoding.ids, encoding.tokens
 
     def text(self, token_ids: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Text and chat messages to token ids, through the model's own tokenizer and template.
 
-All that encodes belongs to one executor thread; detokenizers may run in another.
+All that renders belongs to one executor thread; texts are encoded, and detokenizers run, in any.
 """
 
 from __future__ import annotations
@@ -113,22 +113,12 @@ class Tokenizer:
         begins = self.encode("")[:1]
         return begins if begins == [self.template_renderer.bos_token_id] else []
 
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        add_special_tokens: bool = False,
-        max_tokens: int | None = None,
-        only_end: bool = False,
-        **variables: Any,
-    ) -> list[int]:
-        """Token ids of the rendered messages; `variables` (`tools` and the like) are the template's own.
+    def render_chat(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """What the model's template makes of messages; `variables` (`tools` and the like) are its own.
 
-        `add_special_tokens` is for templates that do not write the first one themselves.
-
-        Raises InvalidRequest when the model has no template or its template refuses the messages;
-        `max_tokens` and `only_end` are as in `encode`.
+        Raises InvalidRequest when the model has no template or its template refuses the messages.
         """
         if not self.has_chat_template:
             raise InvalidRequest(
@@ -142,17 +132,10 @@ class Tokenizer:
                 param="chat_template_kwargs",
             )
         try:
-            text = self._render(messages, add_generation_prompt=add_generation_prompt, **variables)
+            return self._render(messages, add_generation_prompt=add_generation_prompt, **variables)
         # The template is the model's program over the client's messages: any failure means they do not fit.
         except Exception as exc:
             raise InvalidRequest(f"the chat template refused the messages: {exc}", param="messages") from exc
-        return self.encode(
-            text,
-            add_special_tokens=add_special_tokens,
-            max_tokens=max_tokens,
-            only_end=only_end,
-            param="messages",
-        )
 
     def _render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         adapted = self._agent_turns.adapt(self._system_messages.adapt(messages))
