@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +26,17 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
+# A run in the background ignores Ctrl-C, and so would all that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 #: Variables of the caller that would change what the product does.
 _FOREIGN = ("METAL_", "VLLM_", "HF_", "XDG_")
+
+
+def pytest_collection_finish() -> None:
+    """Engines collect garbage as they end: soon done, if not in all that packages and tests are made of."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,16 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+
 from doctor_run import DATA, OF_THIS_MACHINE
 from fake_mac import FakeMac
 from server_process import METAL, ServerProcess
 from terminal import on_terminal, plain
 from vllm_metal.client import Client
+
+# Each command has faster tests, against recorded and scripted replies.
+pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 3
 DEADLINE_S = 120

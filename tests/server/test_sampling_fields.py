@@ -10,6 +10,9 @@ import pytest
 
 from server_process import ServerProcess
 
+# What each field does, faster tests see of engines and of a tiny model.
+pytestmark = pytest.mark.slow
+
 QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 
 

@@ -165,7 +165,6 @@ def test_the_venvs_own_metal_hands_over_to_what_made_it(keg):
 
 
 def test_a_killed_run_is_simply_run_again(keg):
-    keg.remove_uv()
     with keg.start("setup") as killed:
         _read_until(killed, "installing")
         killed.kill()

@@ -37,7 +37,7 @@ class Scheduler:
     makes a remainder count for less, so that no one waits for ever. When the KV of a running request cannot
     grow, the one of lowest priority, the newest among equals, is preempted: its KV is dropped and it waits to
     be computed again. With a `chunk_grain` above 1, for devices that compile attention for each new shape,
-    what is cut off a prompt is a power of two that divides the position where it ends, as soon as the position
+    what is cut off a prompt is a power of two that divides the position where it ends, once the position
     where it begins is a multiple of the grain.
     """
 

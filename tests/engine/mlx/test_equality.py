@@ -110,9 +110,10 @@ def test_batched_joining_and_leaving_at_any_step(core, references, steps_between
 @pytest.mark.parametrize("chunk", [1, 3, 16])
 def test_chunked(core, references, chunk):
     one_by_one = core(max_num_seqs=1, max_num_batched_tokens=chunk)
-    answers = run(one_by_one, [request(str(index), prompt) for index, prompt in enumerate(PROMPTS)])
-    for index, reference in enumerate(references):
-        _assert_same(answers[str(index)].token_ids, reference)
+    requests = [request(str(index), prompt, max_tokens=6) for index, prompt in enumerate(PROMPTS)]
+    answers = run(one_by_one, requests)
+    for index, (expected, gaps) in enumerate(references):
+        _assert_same(answers[str(index)].token_ids, (expected[:6], gaps))
 
 
 def test_ended_by_a_token(core, references):
