@@ -179,19 +179,20 @@ def test_a_term_signal_stops_the_server_cleanly(tmp_path):
 
 
 def test_a_conversation_starts_from_what_is_kept_of_it(server):
-    def ask(messages: list[dict[str, str]], **fields: object) -> tuple[str, int]:
+    def ask(messages: list[dict[str, str]], **fields: object) -> tuple[str, int, int]:
         body = {"messages": messages, "temperature": 0, "max_tokens": 8, **fields}
         status, answer = server.post("/v1/chat/completions", body)
         assert status == 200, answer
-        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return answer["choices"][0]["message"]["content"], cached
+        usage = answer["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return answer["choices"][0]["message"]["content"], cached, usage["prompt_tokens"] - cached
 
     messages = [{"role": "user", "content": f"Remember these words: {'apple pear plum ' * 40}. Which fruit?"}]
-    first, cached = ask(messages, cache_salt="this test")
+    first, cached, length = ask(messages, cache_salt="this test")
     assert cached == 0
-    assert ask(messages, cache_salt="this test") == (first, 128)
-    assert ask(messages, cache_salt="another") == (first, 0)
-    assert ask(messages, cache_salt="this test", skip_reading_prefix_cache=True) == (first, 0)
+    assert ask(messages, cache_salt="this test") == (first, length - 1, 1)
+    assert ask(messages, cache_salt="another") == (first, 0, length)
+    assert ask(messages, cache_salt="this test", skip_reading_prefix_cache=True) == (first, 0, length)
     turn = [*messages, {"role": "assistant", "content": first}, {"role": "user", "content": "And now?"}]
-    _, cached = ask(turn, cache_salt="this test")
+    _, cached, _ = ask(turn, cache_salt="this test")
     assert cached >= 128

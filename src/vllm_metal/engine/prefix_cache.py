@@ -1,13 +1,14 @@
 """KV of prompts and answers gone by, for prompts that begin alike. Decides what is kept; holds no array.
 
-Kept text is a tree of blocks of tokens. Blocks stored together are one segment, one copy of KV: what is kept
-and dropped. The least recently used segment goes first.
+Kept text is a tree of blocks of tokens; behind a prompt's last whole one comes its tail, a shorter one.
+Blocks stored together are one segment, one copy of KV: what is kept and dropped. The least recently used
+segment goes first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
@@ -24,18 +25,11 @@ class Span(NamedTuple):
     num_tokens: int
 
 
-@dataclass(slots=True, eq=False)
-class _Segment:
-    segment_id: int
-    num_tokens: int
-    blocks: list[_Key] = field(default_factory=list)
-
-
 class _Block(NamedTuple):
     """A block's own id, by which its successors know it, and where it is."""
 
     block_id: int
-    segment: _Segment
+    segment_id: int
     offset: int
 
 
@@ -47,72 +41,93 @@ class PrefixCache:
     """`take_dropped` gives the segments that went, for whoever holds their arrays."""
 
     def __init__(self, bytes_per_token: int) -> None:
-        self._bytes_per_token = bytes_per_token
-        self._num_tokens = 0
+        self._block_bytes = BLOCK_SIZE * bytes_per_token
         self._blocks: dict[_Key, _Block] = {}
-        self._segments: OrderedDict[int, _Segment] = OrderedDict()
+        self._segments: OrderedDict[int, list[_Key]] = OrderedDict()
         self._ids = count()
         self._dropped: list[int] = []
 
     @property
     def num_bytes(self) -> int:
-        return self._num_tokens * self._bytes_per_token
+        # A tail counts as a whole block, or prompts that differ in their last words alone would make any
+        # number of tiny arrays within the budget.
+        return len(self._blocks) * self._block_bytes
 
     def match(self, request: Request) -> list[Span]:
         """What is kept of the beginning of `request`, short of its last token; marks it as used."""
         spans: list[Span] = []
-        used: list[int] = []
         parent: object = ("root", request.kv_salt)
-        for start, tokens in blocks(request, request.num_tokens - 1):
+        for start, tokens in _blocks_and_tail(request, request.num_tokens):
             block = self._blocks.get((parent, tokens))
             if block is None:
                 break
             parent = block.block_id
             last = spans[-1] if spans else None
             follows = last is not None and last.offset + last.num_tokens == block.offset
-            if last and follows and last.segment_id == block.segment.segment_id:
-                spans[-1] = last._replace(num_tokens=last.num_tokens + BLOCK_SIZE)
+            if last and follows and last.segment_id == block.segment_id:
+                spans[-1] = last._replace(num_tokens=last.num_tokens + len(tokens))
             else:
-                spans.append(Span(block.segment.segment_id, block.offset, start, BLOCK_SIZE))
-                used.append(block.segment.segment_id)
+                spans.append(Span(block.segment_id, block.offset, start, len(tokens)))
         # What comes later in a text is worth nothing without what comes before, so it goes first.
-        for segment_id in reversed(used):
-            self._segments.move_to_end(segment_id)
+        for span in reversed(spans):
+            self._segments.move_to_end(span.segment_id)
+        if spans and spans[-1].start + spans[-1].num_tokens == request.num_tokens:
+            spans[-1] = spans[-1]._replace(num_tokens=spans[-1].num_tokens - 1)
         return spans
 
     def store(self, request: Request, num_tokens: int) -> Span | None:
-        """Keep the whole blocks among the first `num_tokens` tokens; the span says which of them are new."""
+        """Keep the whole blocks among the first `num_tokens` tokens, and the tail if the prompt ends there.
+
+        The span says which of them are new.
+        """
+        # Not an answer's tail: the next turn goes on beyond it, and nobody asks for just that text again.
+        is_prompt = num_tokens == request.num_prompt_tokens
         parent: object = ("root", request.kv_salt)
-        segment: _Segment | None = None
-        begin = 0
-        for start, tokens in blocks(request, num_tokens):
+        segment_id = next(self._ids)
+        new: list[_Key] = []
+        begin = end = 0
+        for start, tokens in (_blocks_and_tail if is_prompt else blocks)(request, num_tokens):
             key = (parent, tokens)
             block = self._blocks.get(key)
-            if block is None:
-                if segment is None:
-                    segment, begin = _Segment(next(self._ids), 0), start
-                block = _Block(next(self._ids), segment, start - begin)
-                self._blocks[key] = block
-                segment.blocks.append(key)
-                segment.num_tokens += BLOCK_SIZE
-            elif segment is not None:
-                break  # a gap that was dropped has been filled; what follows is here already
+            if block is None:  # Nor is any that follows it, since those would know it by its id.
+                if not new:
+                    begin = start
+                end = start + len(tokens)
+                block = self._blocks[key] = _Block(next(self._ids), segment_id, start - begin)
+                new.append(key)
             parent = block.block_id
-        if segment is None:
+        if not new:
             return None
-        self._segments[segment.segment_id] = segment
-        self._num_tokens += segment.num_tokens
-        return Span(segment.segment_id, 0, begin, segment.num_tokens)
+        self._segments[segment_id] = new
+        return Span(segment_id, 0, begin, end - begin)
 
     def shrink(self, num_bytes: int) -> None:
         """Drop segments until at most `num_bytes` are kept."""
         while self._segments and self.num_bytes > num_bytes:
-            _, segment = self._segments.popitem(last=False)
-            self._num_tokens -= segment.num_tokens
-            for key in segment.blocks:
+            segment_id, keys = self._segments.popitem(last=False)
+            for key in keys:
                 del self._blocks[key]
-            self._dropped.append(segment.segment_id)
+            self._dropped.append(segment_id)
 
     def take_dropped(self) -> list[int]:
         dropped, self._dropped = self._dropped, []
         return dropped
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not balance."""
+        keys = [key for segment in self._segments.values() for key in segment]
+        assert len(keys) == len(self._blocks)
+        assert set(keys) == self._blocks.keys()
+
+
+def _blocks_and_tail(request: Request, num_tokens: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The whole blocks among the first `num_tokens` tokens, and what is left behind the last of them.
+
+    The last token is part of that tail, though it is always computed: so only the very same text finds it,
+    and one that goes on begins at a block's border, as few positions as a device may have to compile
+    attention for. A last token alone is no tail, nor is a text without a block: a small step either way.
+    """
+    yield from blocks(request, num_tokens)
+    start = num_tokens // BLOCK_SIZE * BLOCK_SIZE
+    if start and num_tokens - start > 1:
+        yield start, tuple(request.token_ids[start:num_tokens])

@@ -294,6 +294,7 @@ class SlotKVCacheManager:
         }
         assert seated == self._slots
         assert self.used_bytes + self.prefixes.num_bytes <= self.budget_bytes
+        self.prefixes.check()
 
 
 def _slot_count(num_requests: int) -> int:

@@ -152,9 +152,9 @@ def test_prefix_hits(core, case, reference):
     long = [(11 * i + 4) % tiny_models.VOCAB_SIZE for i in range(150)]
     (answer,) = run(engine, [request("first", long, max_tokens=60)]).values()
     turns = {
-        "again": (long, 128),
+        "again": (long, 149 if case[1]["mode"] == "fused" else 128),
         "alike": (long[:130] + [1, 2, 3], 128),
-        # Slots keep whole blocks; a state is kept behind the answer's last token but one.
+        # Slots keep an answer's whole blocks; a state is kept behind its last token but one.
         "next turn": (long + answer.token_ids + [5, 6, 7], 192 if case[1]["mode"] == "fused" else 209),
         "other": ([9, *long], 0),
     }
@@ -172,6 +172,37 @@ def test_one_prefix_is_prefilled_once(core, reference):
     assert cached == [0, 192, 192, 192]
     for name, prompt in prompts.items():
         _assert_same(answers[name].token_ids, reference(prompt))
+
+
+@pytest.mark.parametrize("case", FUSED_MODES, ids=_named, indirect=True)
+def test_a_prompt_sent_again_is_one_row_that_decodes(core, reference, monkeypatch):
+    engine = core()
+    launch, steps = engine.runner.launch, []
+    monkeypatch.setattr(
+        engine.runner, "launch", lambda step: steps.append(step.num_scheduled_tokens.copy()) or launch(step)
+    )
+    for length in (63, 64, 65, 66, 127, 128, 129, 130, 200):
+        prompt = [(11 * i + length) % tiny_models.VOCAB_SIZE for i in range(length)]
+        again = request("again", prompt, max_tokens=6)
+        for each in (request("first", prompt, max_tokens=6), again):
+            (answer,) = run(engine, [each]).values()
+            _assert_same(answer.token_ids, reference(prompt, 6))
+        computed = [step[again] for step in steps if again in step]
+        # What is shorter than a block is not kept.
+        assert answer.last.num_cached_tokens == (length - 1 if length >= 64 else 0)
+        assert computed[0] == length - answer.last.num_cached_tokens
+        assert set(computed[1:]) == {1}
+
+
+@pytest.mark.parametrize("case", FUSED_MODES, ids=_named, indirect=True)
+def test_of_equal_prompts_at_once_one_is_computed(core, reference):
+    for length in (65, 128, 150):
+        prompt = [(11 * i + length) % tiny_models.VOCAB_SIZE for i in range(length)]
+        answers = run(core(), [request(name, prompt, max_tokens=6) for name in "abc"])
+        cached = sorted(answer.last.num_cached_tokens for answer in answers.values())
+        assert cached == [0, length - 1, length - 1]
+        for answer in answers.values():
+            _assert_same(answer.token_ids, reference(prompt, 6))
 
 
 def test_the_self_check_agrees(case, model):
