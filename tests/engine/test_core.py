@@ -21,11 +21,14 @@ EOS = 2
 @dataclass
 class ScriptedStep:
     computed: ModelRunnerOutput
+    number: int
+    log: list[str]
 
     def sample(self) -> None:
         pass
 
     def read(self) -> ModelRunnerOutput:
+        self.log.append(f"read {self.number}")
         return self.computed
 
 
@@ -38,9 +41,11 @@ class ScriptedRunner:
         self.num_steps = 0
         self.num_resets = 0
         self.dropped: list[str] = []
+        self.log: list[str] = []
 
     def launch(self, output):
         self.num_steps += 1
+        self.log.append(f"launch {self.num_steps}")
         if self.num_steps in self.fails_in:
             raise RuntimeError("out of memory")
         self.dropped += [request.request_id for request in output.dropped]
@@ -56,7 +61,7 @@ class ScriptedRunner:
                 computed.errors[each] = "not a number"
             else:
                 computed.token_ids[each] = ord(script[each.num_sampled_tokens])
-        return ScriptedStep(computed)
+        return ScriptedStep(computed, self.num_steps, self.log)
 
     def reset(self) -> None:
         self.num_resets += 1
@@ -179,6 +184,41 @@ def test_stats_count_prompts_once_and_every_token(make_core):
     assert stats.prompt_tokens == 20
     assert stats.generation_tokens == 6
     assert stats.num_running == stats.num_waiting == 0
+
+
+def test_a_step_is_ahead_unless_the_one_before_only_begins_answers(make_core):
+    core = make_core({"r": "abc"})
+    answer(core, request("r", [1] * 40, max_tokens=3))
+    # Three chunks, the last of which gives the first token.
+    log = {
+        False: "launch 1, read 1, launch 2, read 2, launch 3, read 3, launch 4, read 4, launch 5, read 5",
+        True: "launch 1, launch 2, read 1, launch 3, read 2, read 3, launch 4, launch 5, read 4, read 5",
+    }
+    assert core.runner.log[:10] == log[core.overlap].split(", ")
+
+
+def test_first_tokens_are_told_before_anything_else_is_launched(make_core):
+    """Also beside a prompt that goes on."""
+    core = make_core({"short": "abc", "other": "abc", "long": "abc"})
+    for name, num_tokens in (("short", 2), ("other", 3), ("long", 40)):
+        core.add_request(request(name, [1] * num_tokens))
+    outputs = core.step() or core.step()
+    assert sorted((output.request_id, output.text) for output in outputs) == [("other", "a"), ("short", "a")]
+    assert core.runner.log == ["launch 1", "read 1"]
+
+
+def test_a_first_token_beside_a_decode_is_read_after_the_next_launch(make_core):
+    core = make_core({"old": "abc" * 10, "new": "xyz"})
+    answers = {}
+    core.add_request(request("old", [1], max_tokens=30))
+    while "old" not in answers:
+        collect(core.step(), answers)
+    core.add_request(request("new", [1]))
+    while "new" not in answers:
+        collect(core.step(), answers)
+    assert answers["old"].last.finish_reason is None
+    launched = core.runner.num_steps
+    assert core.runner.log[-2:] == [f"launch {launched}", f"read {launched - core.overlap}"]
 
 
 def test_progress_until_the_first_token(make_core):

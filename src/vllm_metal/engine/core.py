@@ -70,12 +70,18 @@ class _Flight:
     launched_at_s: float
     sampled: bool = False
 
+    @property
+    def only_begins_answers(self) -> bool:
+        """Whether it gives tokens, each of them the first of an answer."""
+        answering = [each for each in self.scheduled.num_scheduled_tokens if each.num_pending_tokens]
+        return bool(answering) and not any(each.num_output_tokens for each in answering)
+
 
 class EngineCore:
     """With `overlap` each step is launched before the tokens of the one before are read, so that the device
-    computes while text is made; without, it is the plain loop that the other must agree with. Where a
-    grammar needs those tokens, only the sampling waits for them. When other engines want the device it goes
-    on as the plain loop, a step a turn.
+    computes while text is made, unless those only begin answers; without, it is the plain loop that the other
+    must agree with. Where a grammar needs those tokens, only the sampling waits for them. When other engines
+    want the device it goes on as the plain loop, a step a turn.
     """
 
     def __init__(
@@ -201,7 +207,9 @@ class EngineCore:
         """Launch a step and read one: the one before, if the device is ours alone."""
         is_alone = self.overlap and not self._turn.wanted
         flight, self._in_flight = self._in_flight, None
-        if is_alone:
+        # Whoever waits for a first token would wait for the next launch as well, which takes the host longer
+        # than the device where kernels are short. Where others decode meanwhile, staying ahead is worth more.
+        if is_alone and not (flight and flight.only_begins_answers):
             self._in_flight = self._launch()
         elif flight is None:
             flight = self._launch()
