@@ -8,6 +8,7 @@ import threading
 import weakref
 from dataclasses import replace
 from functools import partial
+from queue import SimpleQueue
 
 import mlx.core as mx
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import adapter_writer
 import tiny_models
 from engine_driver import make_core, request, solo
+from vllm_metal.engine import engine_thread
 from vllm_metal.engine.async_engine import AsyncEngine, LoadedEngine, NewRequest
 from vllm_metal.engine.mlx import adapted_layers
 from vllm_metal.engine.outputs import FinishReason
@@ -310,6 +312,47 @@ def test_seeds():
     assert free_one != free_two
     assert fixed_one == fixed_two
     assert asyncio.run(main(7)) == asyncio.run(main(7))
+
+
+def counting_rests(rests: SimpleQueue):
+    """Loads an engine that tells how many tokens it had made each time it rested."""
+    loaded = load()
+    rest = loaded.core.rest
+
+    def told() -> None:
+        rest()
+        rests.put(loaded.core.stats().generation_tokens)
+
+    loaded.core.rest = told
+    return loaded
+
+
+def test_memory_is_held_for_the_next_request():
+    rests = SimpleQueue()
+
+    async def main():
+        engine = await start(partial(counting_rests, rests))
+        for name in "ab":
+            await ask(engine, name, [1, 2])
+        await engine.stop()
+
+    asyncio.run(main())
+    assert rests.qsize() == 1  # after loading
+
+
+def test_without_work_for_a_while_memory_is_given_back(monkeypatch):
+    monkeypatch.setattr(engine_thread, "REST_AFTER_S", 0.0)
+    rests = SimpleQueue()
+
+    async def main():
+        engine = await start(partial(counting_rests, rests))
+        for num_tokens, name in ((12, "a"), (24, "b")):
+            await ask(engine, name, [1, 2])
+            while rests.get(timeout=60) < num_tokens:
+                pass
+        await engine.stop()
+
+    asyncio.run(main())
 
 
 def test_a_model_that_does_not_load_says_why():

@@ -95,10 +95,16 @@ class Slots(RuleBasedStateMachine):
             for pool in self.manager.pools.values():
                 assert pool.num_leading_rows == len(pool.requests)
 
+    @rule()
+    def trim(self):
+        self.manager.trim()
+        assert self.manager.held_bytes == self.manager.used_bytes
+
     @invariant()
-    def nothing_is_held_for_nobody(self):
-        if hasattr(self, "manager") and not self.requests:
-            assert self.manager.used_bytes == 0
+    def at_most_one_slot_of_a_pool_waits_for_somebody_to_come(self):
+        if hasattr(self, "manager"):
+            assert all(pool.requests or pool.num_slots <= 1 for pool in self.manager.pools.values())
+            assert self.requests or self.manager.used_bytes == 0
 
 
 Slots.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
@@ -128,6 +134,35 @@ def test_a_leaver_s_row_goes_to_the_next_who_joins():
     manager.free(requests[1])
     assert manager.allocate(make_request(10))
     assert manager.take_changes() == []
+
+
+def test_the_last_leaver_s_slot_is_held_for_the_next_who_comes():
+    manager = make_manager(1 << 20)
+    for _ in range(2):
+        request = make_request(10)
+        assert manager.allocate(request)
+        manager.free(request)
+    assert manager.take_changes() == [Resize(2048, 1)]
+    assert manager.used_bytes == 0
+    manager.trim()
+    assert manager.take_changes() == [Resize(2048, 0)]
+
+
+def test_a_slot_that_waits_gives_way_before_what_is_kept_and_before_what_comes():
+    manager = make_manager(9000)
+    kept, long = make_request(640), make_request(8000)
+    assert manager.allocate(kept)
+    kept.num_computed_tokens = kept.num_tokens
+    manager.store(kept)
+    manager.free(kept)
+    assert manager.allocate(long)
+    assert manager.prefixes.num_bytes == 640
+    assert manager.held_bytes == 8192
+    manager.free(long)
+    assert manager.held_bytes == 8192
+    assert manager.allocate(make_request(2000, max_tokens=1))
+    assert manager.prefixes.num_bytes == 640
+    assert manager.held_bytes == 2048
 
 
 def test_a_smaller_budget_takes_kept_prefixes_first_and_nothing_of_requests():

@@ -55,7 +55,7 @@ class ModelRunner(Protocol):
         """Drop the KV of all requests."""
 
     def rest(self) -> None:
-        """Give back memory that only makes the next step quicker: none is in sight."""
+        """Give back memory that only makes the next step quicker, and what the scheduler has given up."""
 
     def close(self) -> None:
         """Drop every array, on the thread that made them."""
@@ -143,8 +143,14 @@ class EngineCore:
             self.runner.launch(SchedulerOutput())  # drops what is no longer kept
             self._turn.give()
 
+    def pause(self) -> None:
+        """To be called when there is no work: others may have the device."""
+        self._turn.give()
+
     def rest(self) -> None:
-        """To be called when there is no work."""
+        """To be called when there has been no work for a while: give back memory that makes work quicker."""
+        self._turn.take()
+        self.scheduler.kv.trim()
         self.runner.rest()
         self._turn.give()
 

@@ -40,7 +40,7 @@ class PoolingRunner(Protocol):
         """Nothing is computed yet. No input is longer than `length`, to which all are padded."""
 
     def rest(self) -> None:
-        """Give back memory that only makes the next batch quicker: none is in sight."""
+        """Give back memory that only makes the next batch quicker."""
 
     def close(self) -> None:
         """Drop every array, on the thread that made them."""
@@ -119,8 +119,11 @@ class EmbeddingCore:
         self._num_failures = 0
         return self._deliver(vectors)
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """To be called when there is no work."""
+
+    def rest(self) -> None:
+        """To be called when there has been no work for a while."""
         if self._turn.others_step_s is None:  # they would have to get their memory anew
             self.runner.rest()
 

@@ -25,6 +25,7 @@ class Core(Protocol):
     """What computes, on the engine thread."""
 
     def has_work(self) -> bool: ...
+    def pause(self) -> None: ...
     def rest(self) -> None: ...
     def stats(self) -> EngineStats: ...
     def close(self) -> None: ...
@@ -50,6 +51,9 @@ LoadedT = TypeVar("LoadedT", bound=Loaded[Any])
 HeldT = TypeVar("HeldT")
 
 
+#: For so long without work memory is held for the next request: getting it anew would take longer than a
+#: step.
+REST_AFTER_S = 60.0
 #: In characters. Shorter ones are encoded in a tenth of a second.
 _LONG_TEXT = 1 << 16
 
@@ -183,6 +187,7 @@ class EngineThread(ABC, Generic[LoadedT, CoreT, HeldT]):
             self._call(self._set_loaded, exc)
             return
         core: CoreT = loaded.core
+        core.rest()  # from loading
         self._call(self._set_loaded, loaded)
         del loaded
         try:
@@ -198,16 +203,26 @@ class EngineThread(ABC, Generic[LoadedT, CoreT, HeldT]):
     def _receive(self, core: CoreT) -> bool:
         """Apply all messages, waiting for one if there is nothing else to do; false on Stop."""
         while True:
-            if not core.has_work() and self._inbox.empty():
-                core.rest()
-                self._call(self._deliver, (), core.stats())
             try:
-                message = self._inbox.get(block=not core.has_work())
+                message = self._inbox.get_nowait()
             except Empty:
-                return True
+                if core.has_work():
+                    return True
+                message = self._wait(core)
             if isinstance(message, Stop):
                 return False
             self._apply(core, message)
+
+    def _wait(self, core: CoreT) -> object:
+        """The next message. Meanwhile the device is for others, and before long memory too."""
+        core.pause()
+        self._call(self._deliver, (), core.stats())
+        try:
+            return self._inbox.get(timeout=REST_AFTER_S)
+        except Empty:
+            core.rest()
+            self._call(self._deliver, (), core.stats())
+            return self._inbox.get()
 
     def _call(self, callback: Callable[..., None], *args: object) -> None:
         try:

@@ -50,13 +50,17 @@ class KVCacheManager(Protocol):
     budget_bytes: int
 
     @property
-    def used_bytes(self) -> int: ...
+    def used_bytes(self) -> int:
+        """What requests hold."""
 
     def expect(self, request: Request) -> None:
         """`request` waits, and will be allocated some time."""
 
     def allocate(self, request: Request) -> bool:
         """Let `request` hold KV for all its tokens; false, and nothing changed, if they do not fit."""
+
+    def trim(self) -> None:
+        """Give up memory that is only held to be there for the next request."""
 
     def free(self, request: Request) -> None:
         """Take back all that `request` holds; harmless if it holds nothing."""

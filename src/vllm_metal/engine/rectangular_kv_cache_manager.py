@@ -99,6 +99,9 @@ class RectangularKVCacheManager:
         seat.num_tokens = request.num_tokens
         return True
 
+    def trim(self) -> None:
+        pass
+
     def free(self, request: Request) -> None:
         self._under_way.end(request)
         self._digests.forget(request)

@@ -93,10 +93,10 @@ class SlotKVCacheManager:
     """Grants slots within `budget_bytes`.
 
     A request that outgrows its slot moves to the next larger pool. A leaver's row stays free until someone
-    joins. `compact` is for the CPU, where idle rows and fresh memory are dear: the last one moves into the
-    free row at once, and slots begin at the smallest capacity. `take_changes` gives what the runner must do
-    to its arrays, in order, before it computes the next step. Memory that no request needs keeps the KV of
-    requests gone by.
+    joins, and one slot of a pool that all have left, as long as there is room. `compact` is for the CPU,
+    where idle rows and fresh memory are dear: the last one moves into the free row at once, and slots begin
+    at the smallest capacity. `take_changes` gives what the runner must do to its arrays, in order, before it
+    computes the next step. Memory that no request needs keeps the KV of requests gone by.
     """
 
     def __init__(
@@ -129,6 +129,11 @@ class SlotKVCacheManager:
 
     @property
     def used_bytes(self) -> int:
+        return sum(self._bytes(pool, pool.num_slots) for pool in self.pools.values() if pool.requests)
+
+    @property
+    def held_bytes(self) -> int:
+        """Slots that wait for the next request included."""
         return sum(self._bytes(pool, pool.num_slots) for pool in self.pools.values())
 
     def slot(self, request: Request) -> Slot:
@@ -180,6 +185,7 @@ class SlotKVCacheManager:
         span = self.prefixes.store(request, num_tokens)
         if span is not None:
             self._changes.append(Store(span.segment_id, self._slots[request], span.start, span.num_tokens))
+            self._make_room(0)
             self._shrink_prefixes(self._most_prefix_bytes)
 
     def is_worth_waiting(self, request: Request) -> bool:
@@ -193,6 +199,11 @@ class SlotKVCacheManager:
     def forget_prefixes(self) -> None:
         """Drop all that is kept of requests gone by."""
         self._shrink_prefixes(0)
+
+    def trim(self) -> None:
+        for pool in self.pools.values():
+            if not pool.requests:
+                self._resize(pool, 0)
 
     def free(self, request: Request) -> None:
         self._under_way.end(request)
@@ -211,7 +222,7 @@ class SlotKVCacheManager:
         return self._capacities[index] * self.spec.bytes_per_token
 
     def set_budget(self, num_bytes: int) -> None:
-        if num_bytes < self.used_bytes:
+        if num_bytes < self.held_bytes:
             for pool in self.pools.values():
                 self._resize(pool, len(pool.requests))
         self.budget_bytes = max(num_bytes, self.used_bytes)
@@ -235,20 +246,26 @@ class SlotKVCacheManager:
         # Every slot takes part in every decode, and shrinking copies those that stay: so not too soon.
         num_requests = len(pool.requests)
         if 4 * num_requests <= pool.num_slots:
-            self._resize(pool, _slot_count(2 * num_requests))
+            self._resize(pool, _slot_count(max(1, 2 * num_requests)))
 
     def _grow(self, pool: SlotPool) -> bool:
         """One slot more at least; many at once if there is room, so that growing is rare."""
+        self._make_room(self._bytes(pool, 1))
         for give_back in (False, True):
             if give_back:
                 self._give_back(pool)
             for num_slots in (_slot_count(pool.num_slots + 1), pool.num_slots + 1):
-                num_bytes = self.used_bytes + self._bytes(pool, num_slots - pool.num_slots)
+                num_bytes = self.held_bytes + self._bytes(pool, num_slots - pool.num_slots)
                 if num_bytes <= self.budget_bytes:
                     self._shrink_prefixes(self.budget_bytes - num_bytes)
                     self._resize(pool, num_slots)
                     return True
         return False
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Drop slots that only wait, unless so much more fits beside them and all that is kept."""
+        if self.held_bytes + self.prefixes.num_bytes + num_bytes > self.budget_bytes:
+            self.trim()
 
     def _give_back(self, wanting: SlotPool) -> None:
         for pool in self.pools.values():
@@ -275,7 +292,7 @@ class SlotKVCacheManager:
 
     @property
     def _most_prefix_bytes(self) -> int:
-        return min(int(PREFIX_SHARE * self.budget_bytes), self.budget_bytes - self.used_bytes)
+        return min(int(PREFIX_SHARE * self.budget_bytes), self.budget_bytes - self.held_bytes)
 
     def _shrink_prefixes(self, num_bytes: int) -> None:
         self.prefixes.shrink(num_bytes)
@@ -293,12 +310,10 @@ class SlotKVCacheManager:
             if request is not None
         }
         assert seated == self._slots
-        assert self.used_bytes + self.prefixes.num_bytes <= self.budget_bytes
+        assert self.held_bytes + self.prefixes.num_bytes <= self.budget_bytes
         self.prefixes.check()
 
 
 def _slot_count(num_requests: int) -> int:
-    """The smallest of SLOT_COUNTS that holds `num_requests`; 0 for none."""
-    if num_requests == 0:
-        return 0
+    """The smallest of SLOT_COUNTS that holds `num_requests`."""
     return SLOT_COUNTS[bisect_left(SLOT_COUNTS, num_requests)]

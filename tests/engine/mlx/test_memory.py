@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 import tiny_models
-from engine_driver import make_core, request, run
+from engine_driver import make_core, request, run, solo
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 
 
@@ -36,11 +36,40 @@ def test_500_joins_and_leaves(how, overlap):
 
 def test_at_rest_nothing_is_held_for_what_may_come():
     core = make_core(tiny_models.make("llama"), mode="fused")
-    run(core, [request("r", [1] * 100)])
+    run(core, [request("r", [1] * 100, skip_reading_prefix_cache=True)])
     mx.synchronize()
     assert mx.get_cache_memory() > 0
+    assert core.runner.kv.held_bytes > 0
     core.rest()
     assert mx.get_cache_memory() == 0
+    assert core.runner.kv.held_bytes == 0
+    assert core.runner._arrays.arrays == []
+
+
+def test_a_request_after_another_finds_its_slot_made(monkeypatch):
+    core = make_core(tiny_models.make("llama"), mode="fused")
+    run(core, [request("first", [1] * 100)])
+    resized = []
+    monkeypatch.setattr(core.runner._arrays, "_resize", lambda *resize: resized.append(resize))
+    (answer,) = run(core, [request("next", [2] * 90)]).values()
+    assert resized == []
+    assert answer.token_ids == solo(tiny_models.make("llama"), request("alone", [2] * 90)).token_ids
+
+
+def test_after_a_failed_step_slots_are_made_anew(monkeypatch):
+    core = make_core(tiny_models.make("llama"), mode="fused")
+    run(core, [request("first", [1] * 100)])
+    compute, calls = core.runner._compute, []
+
+    def compute_from_the_second_on(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+        return compute(*arguments)
+
+    monkeypatch.setattr(core.runner, "_compute", compute_from_the_second_on)
+    (answer,) = run(core, [request("next", [2] * 90)]).values()
+    assert answer.token_ids == solo(tiny_models.make("llama"), request("alone", [2] * 90)).token_ids
 
 
 def test_what_is_kept_of_prompts_is_kept_once():

@@ -79,6 +79,7 @@ class FusedRunner:
 
     def reset(self) -> None:
         self.kv.forget_prefixes()
+        self.kv.trim()
         self.kv.take_changes()
         self._arrays = SlotArrays(self._layers)
         self._previous = None
@@ -86,6 +87,7 @@ class FusedRunner:
         mx.clear_cache()
 
     def rest(self) -> None:
+        self._arrays.apply(self.kv.take_changes())
         self.sampler.reset()
         mx.clear_cache()
 
