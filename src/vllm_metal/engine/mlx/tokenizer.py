@@ -90,8 +90,8 @@ class Tokenizer:
             if not only_end:
                 raise PromptTooLong.of_size(f"{len(utf8)} bytes", max_tokens, param=param)
             text = utf8[-most:].decode(errors="ignore")
-        # A batch of one, because only for a batch the backend lets other threads run.
-        [encoding] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        # A batch of one, because only for a batch the backend lets other threads run; fast: without offsets.
+        [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
