@@ -14,6 +14,7 @@ from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.split_runner import SplitRunner
+from vllm_metal.engine.mlx.static_shapes import StaticShapes
 from vllm_metal.engine.output_processor import OutputProcessor
 from vllm_metal.engine.outputs import RequestOutput, TokenLogprobs
 from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
@@ -22,6 +23,15 @@ from vllm_metal.engine.sampling_params import SamplingParams
 from vllm_metal.engine.scheduler import Scheduler
 from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
 from vllm_metal.engine.step_pace import StepPace
+
+#: Ways to run a model, by name: what `make_core` is given.
+MODES: dict[str, dict[str, Any]] = {
+    "split": {"mode": "split"},
+    "serial": {"mode": "serial"},
+    "fused": {"mode": "fused"},
+    "fused for Metal": {"mode": "fused", "static": StaticShapes.DECODES},
+    "fused for CUDA": {"mode": "fused", "static": StaticShapes.ALL},
+}
 
 
 class IdDetokenizer:
@@ -53,7 +63,7 @@ def make_core(
     *,
     mode: str = "split",
     overlap: bool = False,
-    static: bool = False,
+    static: StaticShapes = StaticShapes.NONE,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
     kv_budget_bytes: int = 1 << 40,
@@ -73,7 +83,7 @@ def make_core(
             kv_budget_bytes,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
-            compact=not static,
+            compact=static is StaticShapes.NONE,
         )
         runner: Any = FusedRunner(model, layers, kv, sampler, static=static)
     else:

@@ -16,6 +16,7 @@ import tiny_models
 from vllm_metal.bench.engine import Figures, Run, Work, engine_contender, loop_contender, measure
 from vllm_metal.cli.main import app
 from vllm_metal.engine.mlx.bare_loops import bare_loops
+from vllm_metal.engine.mlx.static_shapes import StaticShapes
 from vllm_metal.engine.sampling_params import SamplingParams
 
 SMALL = ("--batch", "1,3", "--input-len", "6", "--output-len", "8", "--rounds", "2")
@@ -91,8 +92,8 @@ def test_options_that_make_no_sense(folder: Path, wrong: tuple[str, str]):
     assert wrong[0] in result.stderr
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_bare_loops_give_the_tokens_that_the_engine_gives(static: bool):
+@pytest.mark.parametrize("static", StaticShapes)
+def test_bare_loops_give_the_tokens_that_the_engine_gives(static: StaticShapes):
     model = tiny_models.make("llama")
     core = engine_driver.make_core(model, mode="fused", static=static)
     prompts = Work(3, 300, 10).prompts(random.Random(0), tiny_models.VOCAB_SIZE)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 import tiny_models
-from engine_driver import make_core, request, run
+from engine_driver import MODES, make_core, request, run
 from vllm_metal.engine.mlx import kv_cache
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.self_check import Mode, Reference, agrees
@@ -25,8 +25,11 @@ PROMPTS = [
 #: Families whose attention goes through mlx-lm's one function, on plain keys and values.
 FUSED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "gpt_oss")
 
-FUSED_MODES = [(name, mode) for name in FUSED for mode in ("fused", "fused and static")]
-MODES = [(name, mode) for name in tiny_models.CONFIGS for mode in ("split", "serial")] + FUSED_MODES
+FUSED_CASES = [
+    *((name, mode) for name in FUSED for mode in ("fused", "fused for CUDA")),
+    *((name, "fused for Metal") for name in ("llama", "gemma3_text")),
+]
+CASES = [(name, mode) for name in tiny_models.CONFIGS for mode in ("split", "serial")] + FUSED_CASES
 
 
 def _named(param):
@@ -53,11 +56,11 @@ def _reference(name, prompt, max_tokens):
     return token_ids, gaps
 
 
-@pytest.fixture(scope="module", params=MODES, ids=_named)
+@pytest.fixture(scope="module", params=CASES, ids=_named)
 def case(request):
     """The name of a tiny model, and how to run it."""
     name, mode = request.param
-    return name, {"mode": mode.split()[0], "static": "static" in mode}
+    return name, MODES[mode]
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +177,7 @@ def test_one_prefix_is_prefilled_once(core, reference):
         _assert_same(answers[name].token_ids, reference(prompt))
 
 
-@pytest.mark.parametrize("case", FUSED_MODES, ids=_named, indirect=True)
+@pytest.mark.parametrize("case", FUSED_CASES, ids=_named, indirect=True)
 def test_a_prompt_sent_again_is_one_row_that_decodes(core, reference, monkeypatch):
     engine = core()
     launch, steps = engine.runner.launch, []
@@ -194,7 +197,7 @@ def test_a_prompt_sent_again_is_one_row_that_decodes(core, reference, monkeypatc
         assert set(computed[1:]) == {1}
 
 
-@pytest.mark.parametrize("case", FUSED_MODES, ids=_named, indirect=True)
+@pytest.mark.parametrize("case", FUSED_CASES, ids=_named, indirect=True)
 def test_of_equal_prompts_at_once_one_is_computed(core, reference):
     for length in (65, 128, 150):
         prompt = [(11 * i + length) % tiny_models.VOCAB_SIZE for i in range(length)]

@@ -6,19 +6,17 @@ import mlx.core as mx
 import pytest
 
 import tiny_models
-from engine_driver import make_core, request, run, solo
+from engine_driver import MODES, make_core, request, run, solo
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 
 
-@pytest.mark.parametrize(
-    "how", [{"mode": "fused"}, {"mode": "fused", "static": True}, {"mode": "split"}], ids=str
-)
+@pytest.mark.parametrize("mode", ["fused", "fused for Metal", "fused for CUDA", "split"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_500_joins_and_leaves(how, overlap):
+def test_500_joins_and_leaves(mode, overlap):
     model = tiny_models.make("llama")
     num_bytes = slot_spec(layer_shapes(model)).bytes_per_token
     budget = 12 * 512 * num_bytes
-    core = make_core(model, overlap=overlap, kv_budget_bytes=budget, **how)
+    core = make_core(model, overlap=overlap, kv_budget_bytes=budget, **MODES[mode])
     seen = []
     for batch in range(10):
         requests = [

@@ -8,14 +8,14 @@ import mlx.core as mx
 import pytest
 
 import tiny_models
-from engine_driver import make_core, request, run
+from engine_driver import MODES, make_core, request, run
 from vllm_metal.engine import scheduler
 from vllm_metal.engine.outputs import FinishReason
 
-MODES = [
-    *(("llama", mode) for mode in ("fused", "fused and static", "split", "serial")),
+CASES = [
+    *(("llama", mode) for mode in MODES),
     ("gemma3_text", "fused"),
-    ("gpt_oss", "fused and static"),
+    ("gpt_oss", "fused for CUDA"),
     ("mamba2", "split"),
     ("qwen3_next", "split"),
     ("deepseek_v3", "serial"),
@@ -24,10 +24,10 @@ PROMPTS = [[(13 * i + 5) % tiny_models.VOCAB_SIZE for i in range(length)] for le
 TOLERANCE = 1e-3
 
 
-@pytest.fixture(scope="module", params=MODES, ids="-".join)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request):
     name, mode = request.param
-    return tiny_models.make(name), {"mode": mode.split()[0], "static": "static" in mode}
+    return tiny_models.make(name), MODES[mode]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiny_models
-from engine_driver import Answer, make_core, request, run, solo
+from engine_driver import MODES, Answer, make_core, request, run, solo
 from vllm_metal.engine.mlx import kv_cache
 from vllm_metal.engine.outputs import TokenLogprobs
 
@@ -78,12 +78,11 @@ def assert_same(answers: dict[str, Answer], expected: dict[str, Answer]) -> None
 
 @pytest.mark.parametrize("steps_between", [0, 2])
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
-@pytest.mark.parametrize("mode", ["split", "serial", "fused", "fused and static"])
+@pytest.mark.parametrize("mode", MODES)
 def test_batched_and_ahead_as_alone(model, alone, mode, overlap, steps_between):
     core = make_core(
         model,
-        mode=mode.split()[0],
-        static="static" in mode,
+        **MODES[mode],
         overlap=overlap,
         eos_token_ids=EOS,
         max_num_seqs=16,

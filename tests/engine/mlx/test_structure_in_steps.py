@@ -14,7 +14,7 @@ from llguidance import LLParserLimits
 
 import tiny_models
 from byte_vocabulary import EOS, TOKENIZER, compiled, compiler, encode, of_schema
-from engine_driver import Answer, make_core, request, run, solo
+from engine_driver import MODES, Answer, make_core, request, run, solo
 from vllm_metal.engine.mlx import kv_cache
 from vllm_metal.engine.outputs import FinishReason
 from vllm_metal.engine.request import Request
@@ -130,12 +130,11 @@ def test_alone_they_do_what_they_say(alone):
 
 @pytest.mark.parametrize("steps_between", [0, 2])
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
-@pytest.mark.parametrize("mode", ["split", "serial", "fused", "fused and static"])
+@pytest.mark.parametrize("mode", MODES)
 def test_batched_chunked_and_ahead_as_alone(model, alone, mode, overlap, steps_between):
     core = make_core(
         model,
-        mode=mode.split()[0],
-        static="static" in mode,
+        **MODES[mode],
         overlap=overlap,
         eos_token_ids=EOS_IDS,
         max_num_seqs=16,

@@ -15,6 +15,7 @@ from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes
 from vllm_metal.engine.mlx.slot_arrays import SlotArrays
 from vllm_metal.engine.mlx.split_runner import SplitRunner
+from vllm_metal.engine.mlx.static_shapes import StaticShapes
 from vllm_metal.engine.slot_kv_cache_manager import Resize
 
 #: Most tokens of one forward while prompts are prefilled.
@@ -59,7 +60,7 @@ class BareLoop(ABC):
 
 
 class SlotLoop(BareLoop):
-    """Over the same slots as `runner`'s, all of them taken, and traced if its steps are."""
+    """Over the same slots as `runner`'s, all of them taken, and traced if its steps that decode are."""
 
     def __init__(self, runner: FusedRunner) -> None:
         layers = layer_shapes(runner.model)
@@ -105,7 +106,7 @@ class SlotLoop(BareLoop):
     def _step(self, token_ids: mx.array) -> tuple[mx.array, list[Any]]:
         positions = mx.full((self._num_rows,), self._position, mx.int32)
         num_keys = self._position + 1
-        if not self._runner.static:
+        if self._runner.static is StaticShapes.NONE:
             group = DecodeGroup(self._capacity, self._num_rows, 0, num_keys)
             return self._decode(group, token_ids, positions, self._arrays), self._arrays.arrays
         num_keys = min(-(-num_keys // _KEY_STEP) * _KEY_STEP, self._capacity)

@@ -22,6 +22,7 @@ from vllm_metal.engine.mlx.loading import loading
 from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.self_check import Mode, choose_mode
 from vllm_metal.engine.mlx.split_runner import SplitRunner
+from vllm_metal.engine.mlx.static_shapes import StaticShapes
 from vllm_metal.engine.mlx.step_planner import LEAST_EXACT
 from vllm_metal.engine.model_summary import ModelSummary
 from vllm_metal.engine.output_processor import OutputProcessor
@@ -39,9 +40,11 @@ logger = logging.getLogger(__name__)
 _CPU_BATCHED_TOKENS = 128
 _GPU_BATCHED_TOKENS = 2048
 
-#: Tokens below which a chunk costs nearly what this many do.
+#: Tokens below which a chunk costs nearly what this many do. Where chunks are dear for being chunks, as on
+#: CUDA, StepPace finds that out; more to begin with would hold streams up on a Mac, which may prefill 300 a
+#: second.
 _CPU_LEAST_CHUNK = 16
-_GPU_LEAST_CHUNK = 256
+_GPU_LEAST_CHUNK = 64
 
 
 def build(
@@ -93,7 +96,7 @@ def build(
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             pace=StepPace(engine.max_step_stretch, _CPU_LEAST_CHUNK if device.is_cpu() else _GPU_LEAST_CHUNK),
-            chunk_grain=1 if device.is_cpu() else LEAST_EXACT,
+            chunk_grain=LEAST_EXACT if StaticShapes.of_device() is StaticShapes.ALL else 1,
         )
     usage.record(path)
     summary = ModelSummary(
@@ -153,7 +156,7 @@ def _runner(
         max_model_len=config.engine.max_model_len or loaded.context_length,
         compact=device.is_cpu(),
     )
-    return FusedRunner(model, layers, slots, sampler, static=not device.is_cpu()), slots
+    return FusedRunner(model, layers, slots, sampler, static=StaticShapes.of_device()), slots
 
 
 def _step_bytes(model: Any, num_tokens: int, turn: Turn) -> int:

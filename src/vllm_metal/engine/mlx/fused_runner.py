@@ -13,6 +13,7 @@ from vllm_metal.engine.mlx.fused import LayerKV, StepPlan, StepShape
 from vllm_metal.engine.mlx.prompt_logprobs import StepPromptLogprobs
 from vllm_metal.engine.mlx.sampler import Sampler
 from vllm_metal.engine.mlx.slot_arrays import LayerShape, SlotArrays
+from vllm_metal.engine.mlx.static_shapes import StaticShapes
 from vllm_metal.engine.mlx.step import Step
 from vllm_metal.engine.mlx.step_planner import StepPlanner
 from vllm_metal.engine.mlx.step_tokens import StepTokens
@@ -28,9 +29,7 @@ _Trace = Callable[[list[mx.array], list[mx.array]], list[mx.array]]
 
 
 class FusedRunner:
-    """`static` is for a device where a new shape is dear and an idle row cheap, a GPU: shapes are rounded up,
-    and a step whose shape was met before is traced, then replayed.
-    """
+    """A step whose shape is `static` and was met before is traced, then replayed."""
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class FusedRunner:
         kv: SlotKVCacheManager,
         sampler: Sampler,
         *,
-        static: bool,
+        static: StaticShapes,
     ) -> None:
         self.model = model
         self.kv = kv
@@ -104,7 +103,7 @@ class FusedRunner:
         """
         selected = [row for row, request in enumerate(rows) if request is not None] or [0]
         requests = [rows[row] for row in selected]
-        if self.static:
+        if self.static is StaticShapes.ALL:
             padding = SLOT_COUNTS[bisect_left(SLOT_COUNTS, len(selected))] - len(selected)
             selected += padding * [0]
             requests += padding * [None]
@@ -122,11 +121,8 @@ class FusedRunner:
         return logits
 
     def _trace(self, shape: StepShape, num_selected: int) -> _Trace | None:
-        """None for a shape that is met for the first time: to build a graph twice pays only if it recurs.
-
-        That of a chunk seldom does: each looks at more keys than the one before.
-        """
-        if not self.static or shape.chunks:
+        """None for a shape that is met for the first time: to build a graph twice pays only if it recurs."""
+        if not self._recurs(shape):
             return None
         key = shape, num_selected
         if key not in self._traces:
@@ -143,6 +139,12 @@ class FusedRunner:
 
             self._traces[key] = mx.compile(step)
         return self._traces[key]
+
+    def _recurs(self, shape: StepShape) -> bool:
+        """That of a chunk seldom does: each looks at more keys than the one before."""
+        if self.static is StaticShapes.NONE or shape.chunks:
+            return False
+        return self.static is StaticShapes.ALL or not shape.openings
 
     def _forward(self, shape: StepShape, inputs: list[mx.array], arrays: SlotArrays) -> mx.array:
         token_ids, places, *selected = inputs

@@ -13,11 +13,12 @@ from typing import Any, Self
 import mlx.core as mx
 
 from vllm_metal.engine.kv_cache_manager import KVCacheSpec
-from vllm_metal.engine.mlx import adapters, device, kv_cache, soundness, twin
+from vllm_metal.engine.mlx import adapters, kv_cache, soundness, twin
 from vllm_metal.engine.mlx.fused_runner import FusedRunner
 from vllm_metal.engine.mlx.layer_shapes import layer_shapes, slot_spec
 from vllm_metal.engine.mlx.sampler import SampledStep
 from vllm_metal.engine.mlx.split_runner import SplitRunner
+from vllm_metal.engine.mlx.static_shapes import StaticShapes
 from vllm_metal.engine.rectangular_kv_cache_manager import RectangularKVCacheManager
 from vllm_metal.engine.request import Request
 from vllm_metal.engine.sampling_params import SamplingParams
@@ -156,7 +157,7 @@ def _runner(model: Any, mode: Mode, recorder: Any) -> FusedRunner | SplitRunner 
     if layers is None:
         return None
     kv = SlotKVCacheManager(slot_spec(layers), 1 << 60, max_num_seqs=1024, max_model_len=64)
-    return FusedRunner(model, layers, kv, recorder, static=not device.is_cpu())
+    return FusedRunner(model, layers, kv, recorder, static=StaticShapes.of_device())
 
 
 def _close(own: mx.array, got: mx.array, tolerance: float) -> bool:

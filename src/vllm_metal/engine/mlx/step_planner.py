@@ -6,11 +6,12 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from vllm_metal.engine.mlx.fused import Chunk, DecodeGroup, Opening, StepShape
+from vllm_metal.engine.mlx.static_shapes import StaticShapes
 from vllm_metal.engine.mlx.step_tokens import StepTokens
 from vllm_metal.engine.request import Request
-from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager
+from vllm_metal.engine.slot_kv_cache_manager import SlotKVCacheManager, SlotPool
 
-#: Rows of prompts are rounded up to these, so that steps come in few shapes.
+#: Rows of prompts are rounded up to these, where their shapes are static.
 _NUM_ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LEAST_KEY_LENGTH = 256
 #: Chunks of so many rows are worth a shape of their own: a mask over all their keys costs more than that.
@@ -18,12 +19,15 @@ _LEAST_KEY_LENGTH = 256
 LEAST_EXACT = 512
 #: Prompts that begin share one attention up to this many rows, since its work grows with their square.
 _MOST_PACKED = 2048
+#: Up to about here (6 to 32, by chip and layer) Metal's quantized product takes time in proportion to rows;
+#: above, it works on tiles of 32.
+_MOST_ROWS_ONE_BY_ONE = 12
 
 
 class StepPlanner:
-    """`static` is for a device where a new shape is dear and an idle row cheap: shapes are rounded up."""
+    """Rounds up what `static` says."""
 
-    def __init__(self, kv: SlotKVCacheManager, *, static: bool) -> None:
+    def __init__(self, kv: SlotKVCacheManager, *, static: StaticShapes) -> None:
         self.kv = kv
         self.static = static
 
@@ -50,7 +54,7 @@ class StepPlanner:
                 continue
             longest = max(request.num_computed_tokens for request in decoding) + 1
             offset = len(tokens)
-            num_rows = pool.num_slots if self.static else pool.num_leading_rows
+            num_rows = self._num_decode_rows(pool)
             for slot, request in enumerate(pool.rows[:num_rows]):
                 if request is None:
                     tokens.add_idle(0, slot=slot)
@@ -61,9 +65,17 @@ class StepPlanner:
                     tokens.add_idle(min(request.num_computed_tokens, pool.capacity - 1), slot=slot)
             yield DecodeGroup(pool.capacity, num_rows, offset, self._key_length(longest, pool.capacity))
 
+    def _num_decode_rows(self, pool: SlotPool) -> int:
+        """Rows up to the last that is taken; all of the pool's where idle ones cost little."""
+        num_rows = pool.num_leading_rows
+        idle_is_cheap = self.static is StaticShapes.ALL or (
+            self.static is StaticShapes.DECODES and num_rows > _MOST_ROWS_ONE_BY_ONE
+        )
+        return pool.num_slots if idle_is_cheap else num_rows
+
     def _packed(self, requests: list[Request], scheduled: dict[Request, int]) -> Iterator[list[Request]]:
         """Those that share an attention: of one pool, as many as fit."""
-        most = _MOST_PACKED if self.static else 0
+        most = 0 if self.static is StaticShapes.NONE else _MOST_PACKED
         pack: list[Request] = []
         for request in sorted(requests, key=lambda request: self.kv.slot(request).capacity):
             together = [*pack, request]
@@ -87,7 +99,7 @@ class StepPlanner:
         self._add(request, num_tokens, tokens)
         num_rows = self._pad(tokens, offset, request, num_tokens)
         end = request.num_computed_tokens + num_rows
-        is_exact = not self.static or num_rows >= LEAST_EXACT
+        is_exact = self.static is not StaticShapes.ALL or num_rows >= LEAST_EXACT
         key_length = end if is_exact else self._key_length(end, capacity)
         return Chunk(capacity, num_rows, offset, key_length, is_exact)
 
@@ -97,7 +109,7 @@ class StepPlanner:
     def _pad(self, tokens: StepTokens, offset: int, last: Request, num_tokens: int) -> int:
         """Round the rows from `offset` on up to a number that recurs, as far as the last one's slot goes."""
         num_rows = len(tokens) - offset
-        if self.static and num_rows <= _NUM_ROWS[-1]:
+        if self.static is StaticShapes.ALL and num_rows <= _NUM_ROWS[-1]:
             padding = _NUM_ROWS[bisect_left(_NUM_ROWS, num_rows)] - num_rows
             room = self.kv.slot(last).capacity - last.num_computed_tokens - num_tokens
             tokens.pad(min(padding, room))
@@ -105,7 +117,7 @@ class StepPlanner:
 
     def _key_length(self, num_tokens: int, capacity: int) -> int:
         """Rounded up by at most a quarter."""
-        if not self.static:
+        if self.static is StaticShapes.NONE:
             return num_tokens
         step = max(_LEAST_KEY_LENGTH, 1 << max(0, num_tokens.bit_length() - 3))
         return min(-(-num_tokens // step) * step, capacity)
