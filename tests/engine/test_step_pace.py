@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,3 +139,49 @@ def test_a_size_that_was_dear_once_is_tried_again():
         pace.observe(0, 256, 0.008)
     dealt = run(pace, lambda num_tokens: 0.007 + num_tokens * 4e-6, num_steps=1000, decode_s=0.01)
     assert max(dealt[-100:]) >= 1024
+
+
+def gaps_one_step_ahead(pace: StepPace, cost_s: Callable[[int], tuple[float, float]]) -> list[float]:
+    """Times between the tokens of eight streams, while prompts wait without end.
+
+    A step takes the host and the device the two times that `cost_s` gives for its prefill tokens. It is
+    launched before the one before is read, as in `EngineCore`.
+    """
+    now_s = device_free_s = 0.0
+    flight: tuple[float, float, int] | None = None
+    read_at_s = [0.0]
+    for number in range(1000):
+        num_tokens = pace.allowance(8, 2048) if number >= 100 else 0
+        pace.spend(8, num_tokens)
+        launched_s = now_s
+        host_s, device_s = cost_s(num_tokens)
+        now_s += host_s
+        device_free_s = max(now_s, max(device_free_s, launched_s) + device_s)
+        if flight:
+            began_s, ready_s, num_prefill_tokens = flight
+            now_s = max(now_s, ready_s)
+            pace.observe(8, num_prefill_tokens, now_s - max(began_s, read_at_s[-1]))
+            read_at_s.append(now_s)
+        flight = launched_s, device_free_s, num_tokens
+    return [after - before for before, after in pairwise(read_at_s)]
+
+
+@given(
+    st.sampled_from([1.1, 1.25, 2.0]),
+    st.floats(0.001, 0.02),
+    st.floats(1.0, 3.0),
+    st.floats(0.001, 0.05),
+    st.sampled_from([4e-6, 3e-4, 3e-3]),
+)
+def test_one_step_ahead_the_stretch_holds_whoever_takes_the_time(stretch, host_s, dearer, device_s, token_s):
+    """The host's time for a chunk shows in the steps beside it."""
+
+    def cost_s(num_tokens: int) -> tuple[float, float]:
+        return host_s * (dearer if num_tokens else 1.0), device_s + num_tokens * token_s
+
+    pace = StepPace(stretch, 64)
+    for num_tokens in 2 * (64, 2048):  # prompts that came alone
+        pace.observe(0, num_tokens, max(cost_s(num_tokens)))
+    gaps_s = gaps_one_step_ahead(pace, cost_s)
+    decode_s = gaps_s[50]
+    assert sum(gaps_s[200:]) <= 1.05 * stretch * decode_s * len(gaps_s[200:]) + 2 * WINDOW * decode_s
