@@ -84,6 +84,7 @@ def make_core(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             compact=static is StaticShapes.NONE,
+            most_packed=static.most_dear_rows,
         )
         runner: Any = FusedRunner(model, layers, kv, sampler, static=static)
     else:

@@ -152,7 +152,12 @@ def test_of_one_text_the_end_goes_before_the_beginning():
 def test_slots_hold_the_text_of_their_requests(data, budget, compact):
     """Plays the runner with tokens for KV: what is restored must be what would have been computed."""
     manager = SlotKVCacheManager(
-        KVCacheSpec((KVLayerGroup(1),)), budget, max_num_seqs=4, max_model_len=2048, compact=compact
+        KVCacheSpec((KVLayerGroup(1),)),
+        budget,
+        max_num_seqs=4,
+        max_model_len=2048,
+        compact=compact,
+        most_packed=2 * compact,
     )
     slots: dict[int, list[list[int | None]]] = {}
     segments: dict[int, list[int | None]] = {}

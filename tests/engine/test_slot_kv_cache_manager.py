@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,10 +17,8 @@ def make_request(num_tokens: int, max_tokens: int = 1) -> Request:
     return Request("r", [1] * num_tokens, SamplingParams(), max_tokens=max_tokens, seed=0)
 
 
-def make_manager(budget_bytes: int, *, max_num_seqs: int = 16, compact: bool = False) -> SlotKVCacheManager:
-    return SlotKVCacheManager(
-        SPEC, budget_bytes, max_num_seqs=max_num_seqs, max_model_len=8192, compact=compact
-    )
+def make_manager(budget_bytes: int, *, max_num_seqs: int = 16, **how) -> SlotKVCacheManager:
+    return SlotKVCacheManager(SPEC, budget_bytes, max_num_seqs=max_num_seqs, max_model_len=8192, **how)
 
 
 class Slots(RuleBasedStateMachine):
@@ -30,9 +29,11 @@ class Slots(RuleBasedStateMachine):
         self.requests: list[Request] = []
         self.owners: dict[int, list[Request | None]] = {}
 
-    @initialize(budget=st.integers(8192, 200_000), compact=st.booleans())
-    def start(self, budget, compact):
-        self.manager = make_manager(budget, compact=compact)
+    @initialize(
+        budget=st.integers(8192, 200_000), compact=st.booleans(), most_packed=st.sampled_from([0, 3, 1000])
+    )
+    def start(self, budget, compact, most_packed):
+        self.manager = make_manager(budget, compact=compact, most_packed=most_packed)
 
     @rule(num_tokens=st.integers(1, 8192), max_tokens=st.integers(1, 400))
     def join(self, num_tokens, max_tokens):
@@ -91,8 +92,8 @@ class Slots(RuleBasedStateMachine):
             slot = self.manager.slot(request)
             assert self.owners[slot.capacity][slot.row] is request
             assert request.num_tokens <= slot.capacity
-        if self.manager.compact:
-            for pool in self.manager.pools.values():
+        for pool in self.manager.pools.values():
+            if len(pool.requests) <= self.manager.most_packed:
                 assert pool.num_leading_rows == len(pool.requests)
 
     @rule()
@@ -191,14 +192,15 @@ def test_compact_slots_begin_small():
     assert min(make_manager(1 << 30, compact=True).pools) == 512
 
 
-def test_compact_a_leaver_s_row_is_filled_by_the_last_with_one_move():
-    manager = make_manager(1 << 20, compact=True)
+@pytest.mark.parametrize(("most_packed", "moves"), [(3, [Move(Slot(512, 3), Slot(512, 1))]), (2, [])])
+def test_in_a_small_pool_a_leaver_s_row_is_filled_by_the_last_with_one_move(most_packed, moves):
+    manager = make_manager(1 << 20, compact=True, most_packed=most_packed)
     requests = [make_request(10) for _ in range(4)]
     assert all(map(manager.allocate, requests))
     manager.take_changes()
     manager.free(requests[1])
-    assert manager.take_changes() == [Move(Slot(512, 3), Slot(512, 1))]
-    assert manager.slot(requests[3]) == Slot(512, 1)
+    assert manager.take_changes() == moves
+    assert manager.slot(requests[3]).row == (1 if moves else 3)
 
 
 def test_growth_is_amortized():

@@ -93,10 +93,11 @@ class SlotKVCacheManager:
     """Grants slots within `budget_bytes`.
 
     A request that outgrows its slot moves to the next larger pool. A leaver's row stays free until someone
-    joins, and one slot of a pool that all have left, as long as there is room. `compact` is for the CPU,
-    where idle rows and fresh memory are dear: the last one moves into the free row at once, and slots begin
-    at the smallest capacity. `take_changes` gives what the runner must do to its arrays, in order, before it
-    computes the next step. Memory that no request needs keeps the KV of requests gone by.
+    joins; where at most `most_packed` are left, for idle rows are dear, the last one moves into it at once.
+    Of a pool that all have left one slot stays, as long as there is room. With `compact`, for the CPU, where
+    fresh memory is dear, slots begin at the smallest capacity. `take_changes` gives what the runner must do
+    to its arrays, in order, before it computes the next step. Memory that no request needs keeps the KV of
+    requests gone by.
     """
 
     def __init__(
@@ -107,10 +108,11 @@ class SlotKVCacheManager:
         max_num_seqs: int,
         max_model_len: int,
         compact: bool = False,
+        most_packed: int = 0,
     ) -> None:
         self.spec = spec
         self.budget_bytes = budget_bytes
-        self.compact = compact
+        self.most_packed = most_packed
         roomy = [
             capacity
             for capacity in SMALLEST_CAPACITIES
@@ -241,10 +243,10 @@ class SlotKVCacheManager:
     def _leave(self, slot: Slot) -> None:
         pool = self.pools[slot.capacity]
         pool.rows[slot.row] = None
-        if self.compact:
+        num_requests = len(pool.requests)
+        if num_requests <= self.most_packed:
             self._pack(pool)
         # Every slot takes part in every decode, and shrinking copies those that stay: so not too soon.
-        num_requests = len(pool.requests)
         if 4 * num_requests <= pool.num_slots:
             self._resize(pool, _slot_count(max(1, 2 * num_requests)))
 

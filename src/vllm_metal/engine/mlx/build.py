@@ -149,14 +149,16 @@ def _runner(
         return SplitRunner(model, rectangle, sampler, batched=mode is Mode.SPLIT), rectangle
     layers = layer_shapes(model)
     assert layers is not None
+    static = StaticShapes.of_device()
     slots = SlotKVCacheManager(
         slot_spec(layers),
         budget_bytes,
         max_num_seqs=config.engine.max_num_seqs,
         max_model_len=config.engine.max_model_len or loaded.context_length,
         compact=device.is_cpu(),
+        most_packed=static.most_dear_rows,
     )
-    return FusedRunner(model, layers, slots, sampler, static=StaticShapes.of_device()), slots
+    return FusedRunner(model, layers, slots, sampler, static=static), slots
 
 
 def _step_bytes(model: Any, num_tokens: int, turn: Turn) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import Enum, auto
 
 import mlx.core as mx
@@ -22,6 +23,15 @@ class StaticShapes(Enum):
     #: CUDA: a new shape costs tens of milliseconds, for cuDNN's plans and the choice of kernels, and idle
     #: rows little.
     ALL = auto()
+
+    @property
+    def most_dear_rows(self) -> int:
+        """As long as so many rows decode, or fewer, each takes its time, idle or not.
+
+        Metal's quantized product takes rows one by one up to 6 to 32, by chip and layer, and above works on
+        tiles of 32 (`get_qmv_batch_limit` in MLX).
+        """
+        return {StaticShapes.NONE: sys.maxsize, StaticShapes.DECODES: 12, StaticShapes.ALL: 0}[self]
 
     @classmethod
     def of_device(cls) -> StaticShapes:

@@ -19,9 +19,6 @@ _LEAST_KEY_LENGTH = 256
 LEAST_EXACT = 512
 #: Prompts that begin share one attention up to this many rows, since its work grows with their square.
 _MOST_PACKED = 2048
-#: Up to about here (6 to 32, by chip and layer) Metal's quantized product takes time in proportion to rows;
-#: above, it works on tiles of 32.
-_MOST_ROWS_ONE_BY_ONE = 12
 
 
 class StepPlanner:
@@ -68,10 +65,7 @@ class StepPlanner:
     def _num_decode_rows(self, pool: SlotPool) -> int:
         """Rows up to the last that is taken; all of the pool's where idle ones cost little."""
         num_rows = pool.num_leading_rows
-        idle_is_cheap = self.static is StaticShapes.ALL or (
-            self.static is StaticShapes.DECODES and num_rows > _MOST_ROWS_ONE_BY_ONE
-        )
-        return pool.num_slots if idle_is_cheap else num_rows
+        return num_rows if num_rows <= self.static.most_dear_rows else pool.num_slots
 
     def _packed(self, requests: list[Request], scheduled: dict[Request, int]) -> Iterator[list[Request]]:
         """Those that share an attention: of one pool, as many as fit."""
