@@ -182,12 +182,12 @@ class EngineThread(ABC, Generic[LoadedT, CoreT, HeldT]):
     def _serve(self) -> None:
         try:
             loaded = self._load()
+            loaded.core.rest()  # from loading
         except BaseException as exc:
             _drop_locals(exc)
             self._call(self._set_loaded, exc)
             return
         core: CoreT = loaded.core
-        core.rest()  # from loading
         self._call(self._set_loaded, loaded)
         del loaded
         try:
