@@ -166,6 +166,19 @@ def test_a_slot_that_waits_gives_way_before_what_is_kept_and_before_what_comes()
     assert manager.held_bytes == 2048
 
 
+def test_a_slot_that_waits_gives_way_before_what_is_kept_where_a_pool_grows_by_many():
+    manager = make_manager(3500)
+    kept = make_request(640)
+    assert manager.allocate(kept)
+    kept.num_computed_tokens = kept.num_tokens
+    manager.store(kept)
+    manager.free(kept)
+    for _ in range(3):
+        assert manager.allocate(make_request(10))
+    assert manager.prefixes.num_bytes == 640
+    assert manager.held_bytes == 4 * 512
+
+
 def test_a_smaller_budget_takes_kept_prefixes_first_and_nothing_of_requests():
     manager = make_manager(1 << 20)
     for token_id in range(8):

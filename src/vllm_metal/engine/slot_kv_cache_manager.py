@@ -252,12 +252,13 @@ class SlotKVCacheManager:
 
     def _grow(self, pool: SlotPool) -> bool:
         """One slot more at least; many at once if there is room, so that growing is rare."""
-        self._make_room(self._bytes(pool, 1))
         for give_back in (False, True):
             if give_back:
                 self._give_back(pool)
             for num_slots in (_slot_count(pool.num_slots + 1), pool.num_slots + 1):
-                num_bytes = self.held_bytes + self._bytes(pool, num_slots - pool.num_slots)
+                more_bytes = self._bytes(pool, num_slots - pool.num_slots)
+                self._make_room(more_bytes)
+                num_bytes = self.held_bytes + more_bytes
                 if num_bytes <= self.budget_bytes:
                     self._shrink_prefixes(self.budget_bytes - num_bytes)
                     self._resize(pool, num_slots)
