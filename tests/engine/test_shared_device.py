@@ -138,3 +138,18 @@ def test_an_idle_engine_gives_back_what_it_kept_at_once(mode):
     assert arrays
     core.set_kv_budget(0)
     assert not arrays
+
+
+def test_an_engine_whose_last_step_is_under_way_gives_back_what_it_kept():
+    turn = DeviceTurns().join()
+    core = make_core(tiny_models.make("llama"), mode="fused", overlap=True, turn=turn)
+    core.add_request(request("r", [1] * 300, max_tokens=2))
+    while core.scheduler.has_work():
+        core.step()
+    assert core._in_flight is not None
+    core.set_kv_budget(0)
+    assert turn._is_taken
+    while core.has_work():
+        core.step()
+    assert not core.runner._arrays._segments
+    assert not core.runner._arrays.arrays

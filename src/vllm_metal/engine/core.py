@@ -138,10 +138,11 @@ class EngineCore:
         """How much KV may take from now on. What is held comes to no grief: the longest request fits."""
         self._kv_budget_bytes = num_bytes
         self._fit_kv_budget()
-        if not self.has_work():
+        if not self.scheduler.has_work():  # so no step will drop what is no longer kept
             self._turn.take()
-            self.runner.launch(SchedulerOutput())  # drops what is no longer kept
-            self._turn.give()
+            self.runner.launch(SchedulerOutput())
+            if self._in_flight is None:
+                self._turn.give()
 
     def pause(self) -> None:
         """To be called when there is no work: others may have the device."""
