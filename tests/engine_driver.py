@@ -70,6 +70,7 @@ def make_core(
     max_model_len: int = 4096,
     eos_token_ids: frozenset[int] = frozenset(),
     max_step_stretch: float = 100.0,
+    chunk_grain: int = 1,
     turn: Turn | None = None,
 ) -> EngineCore:
     """`mode` is "fused", "split" or "serial"."""
@@ -95,6 +96,7 @@ def make_core(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         pace=StepPace(max_step_stretch, min_chunk=1),
+        chunk_grain=chunk_grain,
     )
     processor = OutputProcessor(IdDetokenizer, eos_token_ids)
     return EngineCore(scheduler, runner, processor, overlap=overlap, turn=turn)

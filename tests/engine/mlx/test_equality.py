@@ -119,6 +119,22 @@ def test_chunked(core, references, chunk):
         _assert_same(answers[str(index)].token_ids, (expected[:6], gaps))
 
 
+@pytest.mark.parametrize(
+    "case", [(name, "fused for CUDA") for name in ("llama", "gemma3_text")], ids=_named, indirect=True
+)
+@pytest.mark.parametrize("budget", [20, 100, 300])
+def test_chunks_in_few_shapes(core, reference, budget):
+    """Beside a decode; from the beginning and from where kept text ends, between multiples of the grain."""
+    engine = core(chunk_grain=128, max_num_batched_tokens=budget)
+    long = [(11 * i + 4) % tiny_models.VOCAB_SIZE for i in range(300)]
+    run(engine, [request("kept", long, max_tokens=1)])
+    prompts = {"decoding": [7], "alike": long[:70] + long[::-1], "other": [9, *long]}
+    answers = run(engine, [request(name, prompt) for name, prompt in prompts.items()], steps_between=2)
+    assert answers["alike"].last.num_cached_tokens == 64
+    for name, prompt in prompts.items():
+        _assert_same(answers[name].token_ids, reference(prompt))
+
+
 def test_ended_by_a_token(core, references):
     """With one step ahead a row of the ended request is computed for nothing, and must harm nobody."""
     ends = frozenset(expected[4] for expected, _ in references)
