@@ -30,6 +30,18 @@ def test_one_that_begins_alike_finds_the_one_that_computes_it(under_way):
     assert under_way.find(make_request(1, 2, 4)) is None
 
 
+def test_nobody_waits_for_one_of_lower_priority(under_way):
+    low, high = make_request(1, 2, priority=1), make_request(1, 2, 3)
+    under_way.begin(low, 0)
+    assert under_way.find(make_request(1, 2, priority=2)) == Shared(low, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE)
+    assert under_way.find(high) is None
+    under_way.begin(high, 0)
+    under_way.end(low)
+    for priority in (0, 1):
+        shared = under_way.find(make_request(1, 2, priority=priority))
+        assert shared == Shared(high, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE)
+
+
 def test_what_was_kept_before_it_began_is_not_under_way(under_way):
     first = make_request(1, 2, 3)
     under_way.begin(first, 2 * BLOCK_SIZE)

@@ -176,6 +176,20 @@ def test_a_higher_priority_goes_first():
     assert step(scheduler) == {high: 12, low: 4}
 
 
+def test_a_higher_priority_does_not_wait_for_what_a_lower_one_computes_behind_others():
+    scheduler = make_scheduler(max_num_batched_tokens=200, slots=True)
+    engine = Engine(scheduler)
+    low, high = make_request("low", 600, priority=1), make_request("high", 600, priority=-1)
+    scheduler.add(low)
+    engine.step()
+    scheduler.add(high)
+    for number in range(2, 6):
+        scheduler.add(Request(str(number), [number] * 200, SamplingParams(), max_tokens=1, seed=0))
+        engine.step()
+    assert high.num_output_tokens > 0
+    assert low.num_computed_tokens == 200
+
+
 def test_the_lowest_priority_is_preempted_first():
     scheduler = make_scheduler(budget_bytes=2 * SPEC.num_bytes(256), max_num_batched_tokens=512)
     low, high = make_request("low", 200, 20, priority=5), make_request("high", 256, 20)

@@ -37,7 +37,9 @@ class PrefixesUnderWay:
         self._expect_no_more(request)
         self._begun[request] = list(self._digests.of(request))
         for digest in self._begun[request][num_restored // BLOCK_SIZE :]:
-            self._computing.setdefault(digest, request)
+            holder = self._computing.setdefault(digest, request)
+            if request.params.priority < holder.params.priority:
+                self._computing[digest] = request
 
     def end(self, request: Request, num_tokens: int | None = None) -> None:
         """What `request` computes of its first `num_tokens` tokens, or of all, is kept by now or never will.
@@ -53,13 +55,13 @@ class PrefixesUnderWay:
             self._expect_no_more(request)
 
     def find(self, request: Request) -> Shared | None:
-        """Who computes just now what `request` begins with."""
+        """Who computes just now what `request` begins with: nobody of lower priority, whom others hold up."""
         if not self._computing:
             return None
         shared: Shared | None = None
         for index, digest in enumerate(self._sharable(request), 1):
             holder = self._computing.get(digest)
-            if holder is not None:
+            if holder is not None and holder.params.priority <= request.params.priority:
                 num_tokens = shared.num_tokens if shared else 0
                 shared = Shared(holder, num_tokens + BLOCK_SIZE, index * BLOCK_SIZE)
             elif shared is not None:
