@@ -177,28 +177,45 @@ def test_a_body_that_is_large_once_it_is_decoded(monkeypatch: pytest.MonkeyPatch
     assert 100_000 < sum(num_decoded) < 1 << 23
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("header", "part"), [(b"Content-Length: 50", b"{"), (b"Transfer-Encoding: chunked", b"no chunk\r\n")]
-)
-def test_a_body_that_never_ends(
-    path: str, header: bytes, part: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bodies, "BODY_WAIT_S", 0.2)
+def send_late(path: str, headers: bytes, body: bytes) -> bytes:
+    """What the server says until it closes, when a body comes once it has begun to wait for it."""
 
     def talk(urls: list[str]) -> bytes:
         url = urlsplit(urls[0])
         with socket.create_connection((url.hostname, url.port), timeout=30) as sock:
             sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n".encode())
-            sock.sendall(header + b"\r\n\r\n")
-            # The part of a body comes once the server has begun to wait for it.
+            sock.sendall(headers + b"\r\n\r\n")
             assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
-            sock.sendall(part)
-            return sock.recv(1000)
+            sock.sendall(body)
+            return b"".join(iter(lambda: sock.recv(1000), b""))
 
-    answer = with_server(talk)
+    return with_server(talk)
+
+
+@BOTH
+def test_a_body_that_never_ends(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_WAIT_S", 0.2)
+    answer = send_late(path, b"Content-Length: 50", b"{")
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b'"code":"request_timeout"' in answer
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (b"Transfer-Encoding: chunked", b"no chunk\r\n"),
+        (b"Transfer-Encoding: chunked", b"2\r\n{}\r\nno chunk\r\n"),
+        (b"Content-Encoding: gzip\r\nContent-Length: 9", b"not gzip!"),
+        (b"Content-Encoding: deflate\r\nContent-Length: 9", zlib.compress(b"{}" * 100)[:9]),
+    ],
+)
+def test_a_body_whose_rest_is_malformed(path: str, headers: bytes, body: bytes) -> None:
+    """It is refused at once, and in one answer."""
+    answer = send_late(path, headers, body)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert bodies.BADLY_ENCODED.encode() in answer
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "text/\xe9"])

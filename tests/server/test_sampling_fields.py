@@ -130,7 +130,7 @@ def test_only_allowed_tokens_come(client):
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"extra_body": {"allowed_token_ids": [-1]}}, "allowed_token_ids"),
+        ({"extra_body": {"allowed_token_ids": [-1]}}, "allowed_token_ids[0]"),
         ({"extra_body": {"bad_words": [""]}}, "bad_words[0]"),
     ],
 )

@@ -11,8 +11,7 @@ from aiohttp import web
 from vllm_metal.api.decoding import RequestT, decode
 from vllm_metal.errors import InvalidRequest
 
-#: How long a body may take to arrive. Without end it could hold a connection for ever: aiohttp does not tell
-#: a handler that the rest of a body is malformed.
+#: How long a body may take to arrive. Without end it could hold a connection for ever.
 BODY_WAIT_S = 60.0
 
 BADLY_ENCODED = "the body is not encoded as its headers say"

@@ -1,11 +1,13 @@
-"""One connection: aiohttp's, with what is no HTTP refused in the shape of all other errors."""
+"""One connection: aiohttp's, with what is no HTTP refused in the shape of all other errors, and at once."""
 
 from __future__ import annotations
 
 import re
 from http import HTTPStatus
+from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import ContentEncodingError
 
 from vllm_metal.server import bodies, error_replies, middlewares
@@ -14,7 +16,27 @@ _MAX_MESSAGE_LENGTH = 200
 
 
 class Connection(web.RequestHandler):
-    __slots__ = ()
+    __slots__ = ("_body",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: Of the request that came last.
+        self._body: StreamReader | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._messages:
+            return
+        message, body = self._messages[-1]
+        if isinstance(message, RawRequestMessage):
+            self._body = body
+        elif self._body is not None and not self._body.is_eof():
+            # The rest of a body is malformed. aiohttp would refuse it as one more request, which never comes
+            # to its turn: the handler of this one waits for the rest.
+            self._messages.pop()
+            self._body.set_exception(web.RequestPayloadError(message.message))
+            self._body.feed_eof()
+            self.close()
 
     def handle_error(
         self,

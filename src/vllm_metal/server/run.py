@@ -78,7 +78,7 @@ async def running(config: Config, manager: ModelManager) -> AsyncIterator[list[s
             runner.server,
             loop=loop,
             keepalive_timeout=IDLE_S,
-            access_log=None,  # type: ignore[arg-type]
+            access_log=None,
         )
 
     try:
